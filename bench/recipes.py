@@ -29,9 +29,9 @@ from bench.graphs import find_data
 from bench.peers import recipe_pyg
 from bench.report import RESULTS, ROOT, listed, parse, surroundings, table, write_report
 from mggcn.config import Config, from_tables
-from mggcn.config_files import from_toml
+from mggcn.config.files import from_toml
 from mggcn.graph.store import open_store
-from mggcn.jobs.train import prepare_run, run_training
+from mggcn.runs.train import prepare_run, run_training
 
 RECIPES = ROOT / "recipes" / "classic"
 PUBLISHED = {

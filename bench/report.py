@@ -164,7 +164,7 @@ def gathers() -> list[tuple[int, float]]:
 
     Nothing where other programs have the cores: what is assumed then says nothing of this machine.
     """
-    from mggcn.assemble import figures_here
+    from mggcn.assemble.plan import figures_here
     from mggcn.backend.cpu.figures import MeasuredGather
     from mggcn.config import Config
 

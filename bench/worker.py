@@ -47,13 +47,13 @@ def prepare(job: dict[str, Any]) -> Contender:
     native.limit_spinning()
     import numpy as np
 
-    from mggcn.assemble import memory_limit, plan_graph
-    from mggcn.assemble_rank import make_rank
+    from mggcn.assemble.plan import memory_limit, plan_graph
+    from mggcn.assemble.rank import make_rank
     from mggcn.comm.single import SingleCommunicator
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
-    from mggcn.jobs.auto import resolve_auto
     from mggcn.planning.advice import require_fit
+    from mggcn.runs.auto import resolve_auto
     from mggcn.train import runtime  # noqa: F401  (what a rank imports: the memory of a process before any data)
 
     if job.get("plain_rows"):

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from mggcn.cli import main as mggcn
+from mggcn.cli.entry import main as mggcn
 
 
 def main():

@@ -12,38 +12,38 @@ from mggcn import forks
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
-    from mggcn.api import APPNP, GAT, GCN, GIN, MLP, RGCN, SAGE, SGC, GATv2, load, save
+    from mggcn.api.graphs import APPNP, GAT, GCN, GIN, MLP, RGCN, SAGE, SGC, GATv2, load, save
+    from mggcn.api.sweeps import sweep
+    from mggcn.api.trainer import Trainer
     from mggcn.config import Config
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
     from mggcn.graph.facts import describe
     from mggcn.graph.options import GraphOptions
-    from mggcn.model.weights import from_dgl, from_pyg, to_pyg
-    from mggcn.sweeps import sweep
-    from mggcn.trainer import Trainer
+    from mggcn.interop.weights import from_dgl, from_pyg, to_pyg
 
 _PUBLIC = {
-    "APPNP": "api",
-    "GAT": "api",
-    "GATv2": "api",
-    "GCN": "api",
-    "GIN": "api",
-    "MLP": "api",
-    "RGCN": "api",
-    "SAGE": "api",
-    "SGC": "api",
-    "Trainer": "trainer",
-    "load": "api",
-    "save": "api",
-    "sweep": "sweeps",
+    "APPNP": "api.graphs",
+    "GAT": "api.graphs",
+    "GATv2": "api.graphs",
+    "GCN": "api.graphs",
+    "GIN": "api.graphs",
+    "MLP": "api.graphs",
+    "RGCN": "api.graphs",
+    "SAGE": "api.graphs",
+    "SGC": "api.graphs",
+    "Trainer": "api.trainer",
+    "load": "api.graphs",
+    "save": "api.graphs",
+    "sweep": "api.sweeps",
     "Config": "config",
     "Graph": "graph.csr",
     "GraphOptions": "graph.structure",
     "MggcnError": "errors",
     "describe": "graph.facts",
-    "from_dgl": "model.weights",
-    "from_pyg": "model.weights",
-    "to_pyg": "model.weights",
+    "from_dgl": "interop.weights",
+    "from_pyg": "interop.weights",
+    "to_pyg": "interop.weights",
 }
 __all__ = [
     "APPNP",

@@ -19,7 +19,7 @@ def main() -> int:
         for number in stops():
             if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
                 signal.signal(number, _stop)
-        from mggcn import cli
+        from mggcn.cli import entry as cli
 
         return cli.main()
     except KeyboardInterrupt as stop:

@@ -1,6 +1,6 @@
 """Every setting as a named, typed keyword of `Trainer`, `sweep` and the models.
 
-Meanings and defaults are those of mggcn/config.py, to whose classes tests/test_settings.py holds this list.
+Meanings and defaults are those of mggcn/config/__init__.py, to whose classes tests/test_settings.py holds this list.
 """
 
 from __future__ import annotations

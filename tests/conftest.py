@@ -29,7 +29,7 @@ NEEDS = {
     ],
     "matplotlib": ["report/test_breakdown.py", "report/test_gantt.py", "report/test_plots.py"],
     "tensorboard": ["train/test_tensorboard.py"],
-    "shtab": ["commands/test_completion.py"],
+    "shtab": ["cli/test_completion.py"],
     "sklearn": ["train/test_class_scores.py", "train/test_metrics.py"],
 }
 """Test files that compare with a package which the GPU tests (-m cuda) do without."""

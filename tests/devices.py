@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from mggcn.assemble_rank import gpu_of_rank
+from mggcn.assemble.rank import gpu_of_rank
 from mggcn.backend.cuda.base import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from mggcn.assemble import dense_products, plan_graph, resolve
-from mggcn.assemble_rank import Rank, gpu_of_rank, make_rank
+from mggcn.assemble.plan import dense_products, plan_graph, resolve
+from mggcn.assemble.rank import Rank, gpu_of_rank, make_rank
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads

@@ -10,19 +10,19 @@ import pytest
 
 import mggcn
 from mggcn.backend.gather_rates import CacheRates
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.config import Config, ModelConfig, RunConfig
-from mggcn.config_files import from_toml
+from mggcn.config.files import from_toml
 from mggcn.cost.machine import Machine, find_machine
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
-from mggcn.jobs import auto
-from mggcn.jobs.auto import _count_partition, is_auto, resolve_auto, resolve_auto_shape
 from mggcn.partition.cache.cuts import is_kept, kept_in
 from mggcn.planning.select import Row, choice_dict, choice_lines
 from mggcn.planning.shape import GraphShape, graph_shape
+from mggcn.runs import auto
+from mggcn.runs.auto import _count_partition, is_auto, resolve_auto, resolve_auto_shape
 from tests.graphs import make_graph, pattern
 
 
@@ -210,7 +210,7 @@ def test_a_shape_that_auto_cannot_plan_is_refused() -> None:
     few = dataclasses.replace(shape, num_vertices=3)
     with pytest.raises(PlanError, match="4 ranks cannot share the 3 vertices of the shape"):
         resolve_auto_shape(config, few, 0.0)
-    from mggcn.assemble import plan_shape
+    from mggcn.assemble.plan import plan_shape
 
     with pytest.raises(ConfigError, match="--replication"):
         plan_shape(config, shape)
@@ -298,7 +298,7 @@ def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: i
 
 def test_orders_that_follow_edges_need_a_store() -> None:
     """Fails if a bare shape is planned as if METIS had cut it, or one rank is asked for its replication."""
-    from mggcn.assemble import plan_shape
+    from mggcn.assemble.plan import plan_shape
 
     shape = GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True)
     with pytest.raises(ConfigError, match="plan it on a store"):

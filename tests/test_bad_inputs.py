@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mggcn import cli
+from mggcn.cli import entry as cli
 from tests.covering import everything_runs
 from tests.graphs import make_graph, pattern
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mggcn import cli
-from tests.commands.runs import refused, run_main
+from mggcn.cli import entry as cli
+from tests.cli.runs import refused, run_main
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_a_command_suggests_only_what_it_has(command: list[str], capsys: pytest.
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a setting can be neither found in --help nor seen with its default."""
     from mggcn.config import Config
-    from mggcn.config_files import to_tables
+    from mggcn.config.files import to_tables
 
     for command in ("train", "plan"):
         assert run_main(command, "--help") == 0
@@ -234,7 +234,7 @@ def test_commands_without_docstrings(command: tuple[str, ...]) -> None:
 def test_a_run_without_docstrings(store: Path, tmp_path: Path) -> None:
     """Fails if `python -OO` cannot train, report and predict, whose modules are imported when they are used."""
     run = str(tmp_path / "run")
-    program = "import sys; from mggcn import cli; sys.exit(any(cli.main(words) for words in COMMANDS))"
+    program = "import sys; from mggcn.cli import entry as cli; sys.exit(any(cli.main(words) for words in COMMANDS))"
     small = ["--epochs", "2", "--threads", "1", "--set", "model.hidden=4"]
     commands = [["plan", str(store)], ["train", str(store), *small, "--out", run], ["report", run], ["status", run]]
     commands += [["predict", run]]
@@ -278,7 +278,7 @@ def test_a_limit_of_processes_is_not_told_as_memory(
     def fails(_: object) -> int:
         raise error
 
-    monkeypatch.setattr("mggcn.commands.doctor.run", fails)
+    monkeypatch.setattr("mggcn.cli.doctor.run", fails)
     assert cli.main(["doctor"]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"mggcn: {words}")

@@ -1,4 +1,4 @@
-"""mggcn/config.py: conversions, ranges, unknown keys, precedence and the TOML round trip."""
+"""mggcn/config/__init__.py: conversions, ranges, unknown keys, precedence and the TOML round trip."""
 
 import dataclasses
 import inspect
@@ -20,10 +20,10 @@ import tomli_w
 
 import mggcn
 from mggcn import config as cfg
-from mggcn import config_files
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
-from mggcn.config_files import described, to_tables
-from mggcn.config_values import DEBUG, Range, fields_of, parse_count, setting, with_new_names
+from mggcn.config import files as config_files
+from mggcn.config.files import described, to_tables
+from mggcn.config.values import DEBUG, Range, fields_of, parse_count, setting, with_new_names
 from mggcn.errors import ConfigError
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -480,7 +480,7 @@ def test_settings_are_described_from_a_zip_file_without_docstrings(flags: list[s
         for file in [*package.glob("config*.py"), package / "errors.py", package / "files.py", package / "version.py"]:
             archive.write(file, f"mggcn/{file.name}")
         archive.writestr("mggcn/__init__.py", "")
-    program = "from mggcn.config_files import described; print(all(s.meaning for s in described()))"
+    program = "from mggcn.config.files import described; print(all(s.meaning for s in described()))"
     done = subprocess.run(
         [sys.executable, *flags, "-c", program],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "packed.zip")},

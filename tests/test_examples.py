@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.runs import finish, start
+from tests.cli.runs import finish, start
 from tests.docs.blocks import unprinted
 from tests.docs.run_notebook import NOTEBOOK, execute, outputs, text_of
 

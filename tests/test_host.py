@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mggcn.host import process_bytes, user_cache
-from tests.commands.runs import run_main
+from tests.cli.runs import run_main
 
 
 @pytest.mark.parametrize(

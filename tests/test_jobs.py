@@ -18,26 +18,26 @@ import pytest
 import tomli_w
 import torch
 
-from mggcn import assemble
-from mggcn.cli import main
+from mggcn.api.trainer import Trainer
+from mggcn.assemble import plan as assemble
+from mggcn.cli.entry import main
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
-from mggcn.config_files import from_toml
-from mggcn.config_values import DEBUG
+from mggcn.config.files import from_toml
+from mggcn.config.values import DEBUG
 from mggcn.errors import BackendError, ConfigError, GraphError, RunError, TrainError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.jobs import folder as run_folders
-from mggcn.jobs import local as local_ranks
-from mggcn.jobs import predict as predicting
-from mggcn.jobs import train as training
-from mggcn.jobs.prediction_files import probabilities_of
 from mggcn.partition.make import make_partition
+from mggcn.runs import folder as run_folders
+from mggcn.runs import local as local_ranks
+from mggcn.runs import predict as predicting
+from mggcn.runs import train as training
+from mggcn.runs.prediction_files import probabilities_of
 from mggcn.train.checkpoint import Progress, save_checkpoint
-from mggcn.trainer import Trainer
 from tests.graphs import make_graph, pattern
 
 N = 40

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mggcn import cli
 from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.cli import entry as cli
 
 HERE = "{here}"
 """Stands for the folder of the test's files."""

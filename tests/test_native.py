@@ -15,7 +15,7 @@ import pytest
 
 from mggcn import forks, native
 from mggcn.errors import BackendError
-from tests.commands.runs import run_main
+from tests.cli.runs import run_main
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from mggcn import assemble_rank
-from mggcn.assemble import plan_graph, resolve
-from mggcn.assemble_rank import make_rank
+from mggcn.assemble import rank as assemble_rank
+from mggcn.assemble.plan import plan_graph, resolve
+from mggcn.assemble.rank import make_rank
+from mggcn.cli.train import summary
 from mggcn.comm.base import Communicator
 from mggcn.comm.nccl_settings import SETTINGS
-from mggcn.commands.train import summary
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
-from mggcn.jobs import train as jobs_train
 from mggcn.memory.units import human
 from mggcn.planning.run import RunPlan
+from mggcn.runs import train as jobs_train
 from mggcn.train.loop import Stop
 from tests.comm.fake_nccl import TAKEN, FakeStream
 from tests.comm.worlds import Nccl

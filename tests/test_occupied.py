@@ -15,8 +15,8 @@ from mggcn.comm.launch import PRIVATE, remove_stale
 from mggcn.comm.rank import parent_path
 from mggcn.config import Config
 from mggcn.errors import RunError
-from mggcn.jobs.folder import make_run_folder
-from mggcn.jobs.occupied import UNFINISHED, occupied
+from mggcn.runs.folder import make_run_folder
+from mggcn.runs.occupied import UNFINISHED, occupied
 
 ROOT = Path(__file__).resolve().parents[1]
 HOLD = """

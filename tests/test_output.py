@@ -14,7 +14,7 @@ import pytest
 
 from mggcn import output
 from mggcn.train.log import RunLog
-from tests.commands.runs import run_main
+from tests.cli.runs import run_main
 
 ROOT = Path(__file__).resolve().parents[1]
 FULL = "mggcn: standard output could not be written: No space left on device"

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import mggcn
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.generate import community
 from mggcn.graph.ids import rows_of as rows_called
 from mggcn.graph.store import open_store, write_store
-from mggcn.jobs import predict as predictions
-from mggcn.jobs import prediction_files
-from mggcn.jobs.predict import predict
-from mggcn.jobs.prediction_files import check_target, classes_of, probabilities_of, write_predictions
+from mggcn.runs import predict as predictions
+from mggcn.runs import prediction_files
+from mggcn.runs.predict import predict
+from mggcn.runs.prediction_files import check_target, classes_of, probabilities_of, write_predictions
 
 TASKS = ("classes", "labels", "numbers")
 

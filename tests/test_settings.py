@@ -7,9 +7,9 @@ import typing
 from typing import Any, Literal, get_args, get_origin
 
 from mggcn.config import PARTS, DataConfig, RunConfig, TrainConfig
-from mggcn.config_model import ModelConfig
+from mggcn.config.model import ModelConfig
 from mggcn.graph.convert import COMPLETING
-from mggcn.jobs.folder import CONTINUABLE, MACHINE
+from mggcn.runs.folder import CONTINUABLE, MACHINE
 from mggcn.settings import LoadArguments, ModelSettings, ScheduleSettings, Settings, SweepSettings
 
 

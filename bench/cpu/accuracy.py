@@ -18,11 +18,11 @@ from typing import Any
 
 from bench.graphs import find_data
 from bench.report import ROOT, listed, parse, surroundings, table, write_report
-from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import Config, from_tables
-from mggcn.config_files import from_toml
+from mggcn.config.files import from_toml
 from mggcn.graph.store import open_store
-from mggcn.jobs.train import prepare_run, run_training
+from mggcn.runs.train import prepare_run, run_training
 
 Tables = dict[str, dict[str, Any]]
 KIPF = {"cora": ("cora-kipf", 0.815), "citeseer": ("citeseer-kipf", 0.703)}

@@ -43,8 +43,8 @@ def measure(threads: int) -> dict[str, Any]:
     native.limit_spinning()
     from mggcn.backend.cpu.kept_figures import figures_of
     from mggcn.backend.cpu.machine import this_host
-    from mggcn.jobs.tune import device_table
     from mggcn.memory.units import free_bytes
+    from mggcn.runs.tune import device_table
 
     print("measuring", file=sys.stderr)
     device = device_table(figures_of(this_host(threads), free_bytes(), anew=True), threads)

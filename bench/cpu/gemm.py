@@ -24,7 +24,7 @@ def measure(rows: int, d: int, e: int, precision: str, rounds: int, threads: int
     """Time the three products of a layer (rows, d) to (rows, e), ours and torch's in turn after one of each."""
     import torch
 
-    from mggcn.assemble import figures_here
+    from mggcn.assemble.plan import figures_here
     from mggcn.backend.cpu.backend import CpuBackend
     from mggcn.config import Config, RunConfig
 

@@ -130,7 +130,7 @@ class Lagging:
 
 def lagged(made: tuple[Any, ...], seconds: float, epochs: int, comm: Any) -> list[float]:
     """Train on one rank; return the seconds of each epoch."""
-    from mggcn.assemble_rank import make_rank
+    from mggcn.assemble.rank import make_rank
 
     rank, found = make_rank(*made, cast(Any, Lagging(comm, seconds))), []
     for epoch in range(epochs):
@@ -143,7 +143,7 @@ def lagged(made: tuple[Any, ...], seconds: float, epochs: int, comm: Any) -> lis
 
 def lag(args: Any) -> tuple[str, Any]:
     """Epoch seconds of two ranks with messages that are on their way for 0 or args.lag seconds."""
-    from mggcn.assemble import plan_graph, resolve
+    from mggcn.assemble.plan import plan_graph, resolve
     from mggcn.comm.threads import run_threads
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store

@@ -42,8 +42,8 @@ def configurations(strategies: list[str], orders: list[str]) -> dict[str, dict[s
 
 def train_all(comm: Any, job: dict[str, Any]) -> Found:
     """On one rank: seconds of every epoch and the bytes that this rank sent in it, by name of the configuration."""
-    from mggcn.assemble import plan_graph, resolve
-    from mggcn.assemble_rank import make_rank
+    from mggcn.assemble.plan import plan_graph, resolve
+    from mggcn.assemble.rank import make_rank
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
 
@@ -96,7 +96,7 @@ def rank_process(arguments: list[str]) -> int:
 
 def measure(name: str, ranks: int, args: Any, machine: str) -> Found:
     """Predict and measure every configuration on one graph."""
-    from mggcn.assemble import STRATEGIES, plan_graph, resolve
+    from mggcn.assemble.plan import STRATEGIES, plan_graph, resolve
     from mggcn.comm.launch import run_ranks
     from mggcn.config import from_tables
     from mggcn.cost.machine import find_machine

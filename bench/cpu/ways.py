@@ -62,8 +62,8 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> OwnGra
     import numpy as np
     import torch
 
-    from mggcn.assemble import plan_shape
-    from mggcn.assemble_rank import make_backend
+    from mggcn.assemble.plan import plan_shape
+    from mggcn.assemble.rank import make_backend
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
     from mggcn.partition.locality.order import LocalitySettings, locality

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from bench.gpu.graphs import find_store
 from bench.gpu.lab import Lab, attempt
 from bench.report import ROOT
-from mggcn.assemble import plan_graph, resolve
-from mggcn.assemble_rank import Rank, make_rank
+from mggcn.assemble.plan import plan_graph, resolve
+from mggcn.assemble.rank import Rank, make_rank
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, from_tables
-from mggcn.config_files import from_toml
+from mggcn.config.files import from_toml
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 

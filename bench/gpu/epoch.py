@@ -17,8 +17,8 @@ from bench.gpu.graphs import CASES, PRECISIONS, find_store
 from bench.gpu.lab import Lab, Row, attempt, first_line, tf32
 from bench.gpu.pyg import KINDS, Peer
 from bench.report import spread
-from mggcn.assemble import plan_graph, plan_shape, resolve
-from mggcn.assemble_rank import Rank, make_rank
+from mggcn.assemble.plan import plan_graph, plan_shape, resolve
+from mggcn.assemble.rank import Rank, make_rank
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, from_tables

@@ -17,8 +17,8 @@ from typing import Any, cast
 from bench.gpu.graphs import find_store
 from bench.gpu.lab import Lab, attempt, make_device
 from bench.report import spread
-from mggcn.assemble import plan_graph, resolve
-from mggcn.assemble_rank import Rank, make_rank
+from mggcn.assemble.plan import plan_graph, resolve
+from mggcn.assemble.rank import Rank, make_rank
 from mggcn.backend.cuda.base import Device
 from mggcn.backend.events import DONE, Event
 from mggcn.comm.base import Communicator

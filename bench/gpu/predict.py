@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from bench.gpu.graphs import CASES, ORDERED, PRECISIONS, SYNTHETIC
 from bench.report import ROOT, table
-from mggcn.assemble import plan_shape
+from mggcn.assemble.plan import plan_shape
 from mggcn.backend.cuda.sizes import H100
 from mggcn.backend.cuda.variants import choose, choose_slices
 from mggcn.backend.gather_rates import CacheRates

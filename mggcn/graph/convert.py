@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from mggcn.errors import ConfigError, GraphError
+from mggcn.graph.build.room import IN_MEMORY, Room
 from mggcn.graph.check import check_graph
 from mggcn.graph.class_names import check_count, given_names, numbered_labels
 from mggcn.graph.csr import COLUMNS, Array, ArrayRows, Graph, Repeats, Task
@@ -22,7 +23,6 @@ from mggcn.graph.edges import Edges, Entries, Survey, of_matrix
 from mggcn.graph.file_rows import FileRows
 from mggcn.graph.ids import as_ids, check_ids
 from mggcn.graph.options import DEFAULT_OPTIONS, GraphOptions
-from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.graph.structure import build_adjacency, check_columns, edges_of
 from mggcn.graph.table_columns import check_frame
 from mggcn.graph.vertex_data import (

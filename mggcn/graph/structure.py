@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
-from mggcn.graph.build import Adjacency, Job, build
+from mggcn.graph.build.build import Adjacency, Job, build
+from mggcn.graph.build.room import IN_MEMORY, Room
 from mggcn.graph.check import MAX_VERTICES
 from mggcn.graph.csr import Array
 from mggcn.graph.edges import Edges, Survey, from_array
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.room import IN_MEMORY, Room
 from mggcn.host import machine_memory
 
 NAMED = '; in Python, ids= names the rows, and ids="edges" numbers ids with gaps'

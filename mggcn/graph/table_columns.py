@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from mggcn.errors import GraphError
-from mggcn.graph.edge_header import INDEX
 
+INDEX = re.compile(r"|index|unnamed: \d+|__index_level_\d+__", re.IGNORECASE)
+"""Names of the column of an index."""
 ROWS = frozenset({"node", "vertex", "nodes", "vertices", "nid", "vid", "uid", "idx"})
 """Names of columns that name rows, beside those of an index and of ids."""
 ANSWERS = frozenset(

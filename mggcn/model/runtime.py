@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.blocks.block import OWNED, Block, RowSet
+from mggcn.errors import ConfigError
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, DeviceModel
 
@@ -184,3 +185,14 @@ def require(value: T | None) -> T:
     if value is None:
         raise KeyError("an op reads an input that was never loaded")
     return value
+
+
+def check_state(state: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError unless weights are a mapping from names to torch tensors."""
+    import torch
+
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"expected weights as a mapping from names to tensors, got {type(state).__name__}")
+    for name, value in state.items():
+        if not torch.is_tensor(value):
+            raise ConfigError(f"{name} must be a torch tensor, got {type(value).__name__}; torch.as_tensor makes one")

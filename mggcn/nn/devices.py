@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from mggcn.assemble import figures_here, threads_per_rank
+from mggcn.assemble.plan import figures_here, threads_per_rank
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.sizes import workspace_bytes

@@ -25,15 +25,12 @@ from torch.nn import Module
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
 from mggcn.config import PARTS, Config, from_tables
-from mggcn.config_files import setting_name, to_tables
-from mggcn.config_values import setting
+from mggcn.config.files import setting_name, to_tables
+from mggcn.config.values import setting
 from mggcn.errors import ConfigError, RunError
 from mggcn.files import write_text
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import check_split
-from mggcn.jobs.began import beginnings
-from mggcn.jobs.local import signalled_stop
-from mggcn.jobs.train import follower_of, logged, versions_of
 from mggcn.nn.module_engine import ModuleEngine, predicted
 from mggcn.nn.module_parts import Recipe, check_module, check_parts
 from mggcn.nn.partitioned import PartitionedGraph
@@ -41,6 +38,9 @@ from mggcn.nn.processes import run_processes
 from mggcn.nn.run import run
 from mggcn.nn.sharing import Sharing, share
 from mggcn.planning.task import resolve_task
+from mggcn.runs.began import beginnings
+from mggcn.runs.local import signalled_stop
+from mggcn.runs.train import follower_of, logged, versions_of
 from mggcn.train.checkpoint import Progress
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog, read_record, write_json

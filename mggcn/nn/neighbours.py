@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mggcn.aggregate.attention import Attention, AttentionDestinations, AttentionSources, AttentionSpec, Bound
 from mggcn.aggregate.maximum import Maximum
-from mggcn.config_model import MAX_HEADS
+from mggcn.config.model import MAX_HEADS
 from mggcn.errors import ConfigError, GraphError
 from mggcn.nn.aggregate import aggregate, check_rows
 from mggcn.nn.once import once

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mggcn.assemble import threads_per_rank
-from mggcn.assemble_rank import gpu_of_rank
+from mggcn.assemble.plan import threads_per_rank
+from mggcn.assemble.rank import gpu_of_rank
 from mggcn.backend.cuda.base import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mggcn.aggregate.base import Aggregation, AggregationPlan, BuildContext
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
-from mggcn.assemble import STRATEGIES, threads_per_rank
+from mggcn.assemble.plan import STRATEGIES, threads_per_rank
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.comm.base import Communicator
 from mggcn.comm.control_store import CHECKED_CALLS

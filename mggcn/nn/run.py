@@ -6,15 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mggcn.assemble_rank import gpu_of_rank
+from mggcn.assemble.rank import gpu_of_rank
 from mggcn.comm.base import Communicator
 from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.errors import ConfigError, GraphError, MggcnError
 from mggcn.graph.csr import Graph
-from mggcn.jobs.local import on_threads
 from mggcn.nn.partitioned import DeviceOf, PartitionedGraph, on_rank
 from mggcn.nn.processes import run_processes
 from mggcn.nn.sharing import Sharing, share
+from mggcn.runs.local import on_threads
 
 T = TypeVar("T")
 TRANSPORTS = ("auto", "single", "threads", "gloo", "nccl")

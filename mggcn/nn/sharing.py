@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mggcn.assemble import STRATEGIES, partition_graph, resolve
+from mggcn.assemble.plan import STRATEGIES, partition_graph, resolve
 from mggcn.config import Config, RunConfig, TrainConfig, from_tables
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph

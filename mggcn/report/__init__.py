@@ -51,9 +51,9 @@ def write_reports(runs: Sequence[Path], out: Path | None = None) -> list[Path]:
     """
     import os
 
-    from mggcn.jobs.sweep import read_sweep
-    from mggcn.jobs.sweep_folder import FILE
     from mggcn.report.compare import write_comparison, write_sweep_page
+    from mggcn.runs.sweep import read_sweep
+    from mggcn.runs.sweep_folder import FILE
 
     if len(runs) > 1:
         common = Path(os.path.commonpath([run.resolve().parent for run in runs]))

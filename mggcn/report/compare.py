@@ -9,8 +9,6 @@ from typing import Any
 
 from mggcn.errors import RunError
 from mggcn.files import write_bytes
-from mggcn.jobs.sweep import Sweep, Trial
-from mggcn.jobs.sweep_folder import trial_folder
 from mggcn.planning.task import LOWER_IS_BETTER
 from mggcn.report.chart import COLOURS, Line, line_chart
 from mggcn.report.curves import mean_of, points
@@ -18,6 +16,8 @@ from mggcn.report.markup import escape, page, prose, shaded_table, table
 from mggcn.report.page import setting_text
 from mggcn.report.run_folder import RunRecord, changed_settings, read_run
 from mggcn.report.scores import best_scores, show
+from mggcn.runs.sweep import Sweep, Trial
+from mggcn.runs.sweep_folder import trial_folder
 
 _SPLITS = ("val", "test")
 _MOST_VALUES = 16

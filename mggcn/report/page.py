@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mggcn.config_model import ignored_settings
+from mggcn.config.model import ignored_settings
 from mggcn.files import write_bytes
 from mggcn.report.curves import curve_charts
 from mggcn.report.figure import format_bytes, format_count

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mggcn.config import Config, RunConfig
-from mggcn.config_files import as_saved, to_tables
+from mggcn.config.files import as_saved, to_tables
 from mggcn.errors import RunError
 from mggcn.files import LARGEST_HISTORY, parse_object, read_object, read_text, read_toml, reason
-from mggcn.jobs.sweep_folder import refuse_sweep
 from mggcn.planning.task import LOSSES, METRICS
+from mggcn.runs.sweep_folder import refuse_sweep
 
 Json = dict[str, Any]
 

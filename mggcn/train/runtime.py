@@ -22,8 +22,7 @@ from mggcn.comm.base import Communicator
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, Placement, operand_nbytes, operand_stride
 from mggcn.model.program import Program
-from mggcn.model.runtime import Inputs, Parameter
-from mggcn.model.weights import check_state
+from mggcn.model.runtime import Inputs, Parameter, check_state
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mggcn.config import Config
-from mggcn.config_files import to_toml
+from mggcn.config.files import to_toml
 from mggcn.errors import ConfigError
 
 if TYPE_CHECKING:

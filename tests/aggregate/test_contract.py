@@ -13,7 +13,7 @@ from mggcn.aggregate.base import BuildContext
 from mggcn.aggregate.broadcast import BroadcastPlan
 from mggcn.aggregate.edge_op import Target
 from mggcn.aggregate.steps import bytes_sent, num_messages, num_products
-from mggcn.assemble import STRATEGIES, partition_graph
+from mggcn.assemble.plan import STRATEGIES, partition_graph
 from mggcn.backend.base import Epilogue, KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend

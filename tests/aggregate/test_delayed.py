@@ -14,19 +14,19 @@ import pytest
 import torch
 
 from mggcn.aggregate.delayed_part import DeviceLists
-from mggcn.assemble import partition_graph, plan_graph, resolve
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.plan import partition_graph, plan_graph, resolve
+from mggcn.assemble.rank import Rank
 from mggcn.blocks.block import WHOLE
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import RunError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
-from mggcn.jobs.folder import known_plan, read_run
 from mggcn.partition.cache.cuts import kept_in
 from mggcn.partition.cut.partition import CutPartition
 from mggcn.planning.record import to_dict
 from mggcn.planning.text import render
+from mggcn.runs.folder import known_plan, read_run
 from tests.aggregate.algorithm4 import Algorithm4, Simulated
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_trainer import fit

@@ -11,7 +11,7 @@ import torch
 from mggcn.aggregate.base import BuildContext, Matrix
 from mggcn.aggregate.halo import Exchange, HaloPlan, HaloStrategy
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send
-from mggcn.assemble import partition_graph
+from mggcn.assemble.plan import partition_graph
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.single import SingleCommunicator
 from mggcn.config import Config, RunConfig

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mggcn.aggregate.base import BuildContext
 from mggcn.aggregate.edge_op import Target
-from mggcn.assemble import STRATEGIES, partition_graph
+from mggcn.assemble.plan import STRATEGIES, partition_graph
 from mggcn.backend.base import Epilogue
 from mggcn.backend.events import DONE, Event
 from mggcn.comm.base import Communicator

@@ -15,7 +15,7 @@ from mggcn.aggregate.broadcast import BroadcastPlan
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.halo import Exchange, HaloPlan
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, bytes_sent, num_messages
-from mggcn.assemble import STRATEGIES, partition_graph, plan_shape
+from mggcn.assemble.plan import STRATEGIES, partition_graph, plan_shape
 from mggcn.backend.base import Epilogue
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.blocks.block import WHOLE

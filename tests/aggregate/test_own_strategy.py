@@ -15,10 +15,10 @@ import pytest
 from torch import Tensor
 
 import mggcn
-from mggcn import assemble
 from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.steps import Await, Send, Step
+from mggcn.assemble import plan as assemble
 from mggcn.backend.base import Sparse
 from mggcn.config import RunConfig
 from mggcn.memory.arena import BufferSpec

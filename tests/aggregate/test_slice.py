@@ -17,7 +17,7 @@ from mggcn.aggregate.base import Matrix
 from mggcn.aggregate.slice import SlicePlan, SliceStrategy
 from mggcn.aggregate.slice_columns import LEAST_BYTES, UNIT_BYTES, ColumnPartition, parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Step, bytes_sent, num_messages
-from mggcn.assemble import plan_shape
+from mggcn.assemble.plan import plan_shape
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.threads import ThreadCommunicator
 from mggcn.config import Config, ModelConfig, RunConfig

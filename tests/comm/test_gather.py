@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mggcn import assemble_rank
+from mggcn.assemble import rank as assemble_rank
 from mggcn.backend.cuda import device as cuda_device
 from mggcn.backend.cuda.driver import Gpu
 from mggcn.comm.base import Communicator

@@ -28,7 +28,7 @@ def test_the_rooms_are_those_of_the_linter() -> None:
 def test_a_row_reaches_a_kernel_through_few_files() -> None:
     """Fails if the walk grows, does not start at the command line, does not end in a kernel, or turns back."""
     steps = re.findall(r"^\d+\. \[[^\]]+\]\(\.\./([\w/.]+)\)", section("A walk: one row of features"), re.MULTILINE)
-    assert steps[0] == "mggcn/cli.py"
+    assert steps[0] == "mggcn/cli/entry.py"
     assert steps[-1].startswith("cpu/")
     assert len(steps) == len(set(steps))
     assert len(steps) <= MOST_FILES

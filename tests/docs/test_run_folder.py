@@ -16,7 +16,7 @@ import torch
 import mggcn
 import mggcn.nn
 from mggcn.graph.generate import community
-from tests.commands.runs import run_main
+from tests.cli.runs import run_main
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "run-folder.md").read_text()
 SIGNS = {"NAME": "run-*", "R": "[0-9]*", "S": "[0-9]*", "K": "[0-9]*"}

@@ -122,7 +122,7 @@ def test_tests_that_concern_a_fault_come_first(copy: Checkout) -> None:
     assert "tests/memory/test_arena.py" in stages[0]
     assert stages[1:] == [["tests/memory"], ["tests/golden"], ["tests"]]
     assert "tests/backend/test_loss.py" in copy.first(Fault("cuda/loss.cu", 0, 0, "", b""))[0]
-    assert copy.first(Fault("mggcn/worker.py", 0, 0, "", b""))[-1] == ["tests"]
+    assert copy.first(Fault("mggcn/runs/worker.py", 0, 0, "", b""))[-1] == ["tests"]
 
 
 SMALL = {

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import PlanError

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mggcn.api.load import load_source
 from mggcn.config import DataConfig
 from mggcn.errors import GraphError
 from mggcn.feed import labels as labels_module
 from mggcn.feed.labels import RowLabels, read_labels
 from mggcn.graph.csr import ArrayRows, Graph
-from mggcn.graph.sources import load_source
 from mggcn.partition.order import assign
 from tests.graphs import make_graph, pattern
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mggcn import cli
+from mggcn.cli import entry as cli
 from mggcn.graph.store_write import write_store
 from tests.graphs import make_graph, pattern
 

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mggcn import cli
+from mggcn.api.load import load_source
+from mggcn.cli import entry as cli
 from mggcn.config import Config
-from mggcn.config_files import from_toml, to_toml
+from mggcn.config.files import from_toml, to_toml
 from mggcn.errors import MggcnError, StoreError
 from mggcn.graph.digests import Hasher
 from mggcn.graph.layout import graph_arrays
-from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_digests, write_store
 from tests.fuzz.mutate import mutate

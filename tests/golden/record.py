@@ -25,7 +25,7 @@ EPOCHS = 10
 
 def trained(case: dict[str, Any]) -> dict[str, Any]:
     """Train one case; return its record."""
-    from mggcn.assemble_rank import Rank
+    from mggcn.assemble.rank import Rank
     from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
     from mggcn.graph.csr import ArrayRows
     from tests.graphs import make_graph, on_ranks, pattern

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from mggcn.api.load import load_source
 from mggcn.errors import GraphError, StoreError
-from mggcn.graph import archive
-from mggcn.graph.archive import large_member
+from mggcn.graph.build.room import Room
 from mggcn.graph.csr import Graph
 from mggcn.graph.file_rows import FileRows
-from mggcn.graph.npz import read_npz
-from mggcn.graph.ogb import read_ogb
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.room import Room
-from mggcn.graph.sources import load_source
+from mggcn.graph.sources import archive
+from mggcn.graph.sources.archive import large_member
+from mggcn.graph.sources.npz import read_npz
+from mggcn.graph.sources.ogb import read_ogb
 from tests.graph.test_ogb import SPLIT, binary_layout, text_layout, write_table
 
 N = 9
@@ -85,7 +85,7 @@ def test_a_folder_of_ogb_in_files_gives_the_same(
     tmp_path: Path, room: Room, write: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if blocks of rows are mixed up, or features and edges of a large folder are held."""
-    monkeypatch.setattr("mggcn.graph.ogb.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("mggcn.graph.sources.ogb.ROWS_AT_ONCE", 2)
     folder = ogb(tmp_path / "ogb", write)
     assert_same(folder, room)
     assert isinstance(read_ogb(folder, room)["features"], FileRows)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mggcn.api.load import load_source
 from mggcn.errors import GraphError, MggcnError
 from mggcn.graph.layout import graph_sha256
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.sources import load_source
 from mggcn.graph.store_write import write_store
 from tests.graph.small import TRIANGLE_AND_TAIL, small_graph
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from mggcn.errors import GraphError, StoreError
-from mggcn.graph import build, edges
-from mggcn.graph.build import Adjacency
+from mggcn.graph import edges
+from mggcn.graph.build import build
+from mggcn.graph.build.build import Adjacency
+from mggcn.graph.build.staging import MANIFEST, InFolder, InMemory, Staging
 from mggcn.graph.csr import CSR, Array
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.staging import MANIFEST, InFolder, InMemory, Staging
 from mggcn.graph.structure import check_job, edges_of
 
 CASES = list(
@@ -32,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of a few edges, groups of several rows."""
     monkeypatch.setattr(build, "WINDOW", 23)
     monkeypatch.setattr(edges, "WINDOW", 23)
-    monkeypatch.setattr("mggcn.graph.buckets.GROUPS", 16)
+    monkeypatch.setattr("mggcn.graph.build.buckets.GROUPS", 16)
     monkeypatch.setattr(build, "SAVE_EVERY", 6)
 
 

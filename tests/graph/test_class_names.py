@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mggcn
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.errors import GraphError, StoreError
 from mggcn.graph.class_names import read_class_names
 from mggcn.graph.csr import Graph

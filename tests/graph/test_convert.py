@@ -12,17 +12,17 @@ import torch
 from torch_geometric.data import Data
 
 import mggcn
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph import structure
 from mggcn.graph.convert import check_arguments, from_arrays, from_scipy, with_options
 from mggcn.graph.csr import CSR
 from mggcn.graph.layout import graph_sha256
 from mggcn.graph.nonzeros import csr_if_sparse
-from mggcn.graph.objects import from_dgl, from_object, from_pyg
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.store import open_store
 from mggcn.host import MachineMemory
+from mggcn.interop.objects import from_dgl, from_object, from_pyg
 from tests.graph.small import TRIANGLE_AND_TAIL, dense, small_graph
 
 DIRECTED = np.array([[0, 0, 1, 3], [1, 2, 2, 3]])

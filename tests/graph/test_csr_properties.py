@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from mggcn.api.load import load_source
 from mggcn.graph.convert import from_arrays, from_scipy
 from mggcn.graph.csr import CSR, Graph, check_csr, probably_symmetric, probably_transposed, windows
 from mggcn.graph.digests import CheckedFile, Hasher
@@ -18,7 +19,6 @@ from mggcn.graph.export import export
 from mggcn.graph.join import join
 from mggcn.graph.layout import graph_arrays, graph_sha256
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
 from tests.graph.small import dense

@@ -24,11 +24,11 @@ import pytest
 import scipy.sparse as sp
 
 import mggcn
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.errors import GraphError
-from mggcn.graph import datasets
-from mggcn.graph.catalogue import DATASETS, Dataset, dataset_named
-from mggcn.graph.datasets import obtain
+from mggcn.graph.named import datasets
+from mggcn.graph.named.catalogue import DATASETS, Dataset, dataset_named
+from mggcn.graph.named.datasets import obtain
 from mggcn.graph.store import open_store
 from tests.graph.test_ogb import EDGES, SPLIT, N, text_layout, write_table
 from tests.graph.test_planetoid import made

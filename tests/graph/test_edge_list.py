@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mggcn.errors import GraphError
-from mggcn.graph import edge_list, packed
+from mggcn.graph.build.staging import InFolder
 from mggcn.graph.csr import Array
-from mggcn.graph.edge_header import NamesError
-from mggcn.graph.staging import InFolder
+from mggcn.graph.sources import edge_list, packed
+from mggcn.graph.sources.edge_header import NamesError
 
 
 def read_edge_list(path: Path) -> tuple[Array, Array | None, str, Array | None]:

@@ -9,12 +9,12 @@ import torch
 from torch_geometric.data import Data
 
 import mggcn
+from mggcn.api.load import load_source
 from mggcn.errors import ConfigError, StoreError
 from mggcn.graph import csr as csr_module
 from mggcn.graph.csr import Graph
 from mggcn.graph.export import export
 from mggcn.graph.layout import graph_arrays, graph_sha256
-from mggcn.graph.sources import load_source
 from tests.graph.small import dense, small_graph
 
 EDGES = np.array([[0, 0, 1, 3, 4, 4], [1, 2, 2, 3, 0, 1]])

@@ -13,15 +13,15 @@ import scipy.sparse as sp
 import torch
 from torch_geometric.data import Data
 
-from mggcn.api import load
-from mggcn.commands import prepare
+from mggcn.api.graphs import load
+from mggcn.api.trainer import Trainer
+from mggcn.cli import prepare
 from mggcn.errors import ConfigError, GraphError, GraphWarning
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.graph.join import JoinedRows, join
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.trainer import Trainer
 from tests.graph.small import dense, small_graph
 
 DIRECTED = np.array([[0, 2, 1], [1, 0, 2]])

@@ -11,11 +11,11 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
+from mggcn.api.load import load_source
 from mggcn.errors import GraphError
-from mggcn.graph import edge_list
 from mggcn.graph.layout import graph_sha256
-from mggcn.graph.matrix_market import read_matrix_market
-from mggcn.graph.sources import load_source
+from mggcn.graph.sources import edge_list
+from mggcn.graph.sources.matrix_market import read_matrix_market
 
 HEAD = "%%MatrixMarket matrix coordinate real general\n"
 

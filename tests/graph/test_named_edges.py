@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from mggcn import load
+from mggcn.api.load import load_source
 from mggcn.errors import GraphError
-from mggcn.graph import edge_list, edges
+from mggcn.graph import edges
 from mggcn.graph.facts import describe
 from mggcn.graph.ids import ids_of
 from mggcn.graph.layout import graph_sha256
-from mggcn.graph.objects import from_object
-from mggcn.graph.sources import load_source
+from mggcn.graph.sources import edge_list
 from mggcn.graph.store import open_store
-from tests.commands.runs import refused, run_main
+from mggcn.interop.objects import from_object
+from tests.cli.runs import refused, run_main
 
 PAIRS = [("u7", "u10"), ("u10", "\u00e4"), ("u7", "\u00e4"), ("b", "u7")]
 NAMES = np.array(PAIRS).T
@@ -251,7 +252,7 @@ def test_what_may_be_another_reading_is_told(tmp_path: Path, case: str) -> None:
 def test_records_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a name with a line end, or the number of its line, is lost where a block ends or edges are written."""
     monkeypatch.setattr(edge_list, "BLOCK_BYTES", 3)
-    monkeypatch.setattr("mggcn.graph.named_edges.MOST_WAITING", 2)
+    monkeypatch.setattr("mggcn.graph.sources.named_edges.MOST_WAITING", 2)
     source = "".join(f'"n{k}\n,x",n{k + 1}\n' for k in range(20))
     (tmp_path / "e.csv").write_text(source)
     graph = load_source(tmp_path / "e.csv", ids="edges")

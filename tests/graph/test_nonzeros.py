@@ -10,9 +10,9 @@ import pytest
 import scipy.sparse as sp
 
 import mggcn
-from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import Config
-from mggcn.config_files import with_named
+from mggcn.config.files import with_named
 from mggcn.errors import GraphError, GraphWarning
 from mggcn.graph import nonzeros
 from mggcn.graph.convert import from_arrays
@@ -21,7 +21,7 @@ from mggcn.graph.facts import ONE_WAY, describe
 from mggcn.graph.nonzeros import csr_if_sparse, features_nnz
 from mggcn.graph.store import open_store
 from mggcn.graph.vertex_data import csr_from_scipy
-from tests.commands.runs import run_main
+from tests.cli.runs import run_main
 from tests.graph.small import dense
 
 RING = np.stack([np.arange(40), np.roll(np.arange(40), 1)])

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mggcn.cli import main
+from mggcn.api.load import load_source
+from mggcn.cli.entry import main
 from mggcn.errors import GraphError
 from mggcn.graph.csr import Graph
-from mggcn.graph.ogb import is_ogb
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.sources import load_source
+from mggcn.graph.sources.ogb import is_ogb
 
 N = 9
 EDGES = np.array([[0, 1, 2, 5, 8, 3], [1, 2, 0, 3, 0, 3]])

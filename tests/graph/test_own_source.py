@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mggcn.api import load as sources
 from mggcn.errors import GraphError
-from mggcn.graph import sources
 from mggcn.graph.store import open_store
-from tests.commands.runs import refused, run_main
+from tests.cli.runs import refused, run_main
 
 
 def read_adjacency_list(path: Path) -> dict[str, Any]:

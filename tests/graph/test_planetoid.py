@@ -15,8 +15,8 @@ import pytest
 import scipy.sparse as sp
 
 from mggcn.graph.convert import from_arrays
+from mggcn.graph.named.planetoid import read_planetoid
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.planetoid import read_planetoid
 
 N, KNOWN, TRAIN, COLUMNS, CLASSES = 14, 9, 4, 5, 3
 TEST = [13, 9, 12, 10]

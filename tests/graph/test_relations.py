@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from mggcn.api.load import load_source
 from mggcn.errors import GraphError
 from mggcn.graph.convert import from_arrays, with_options
 from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.layout import graph_sha256
-from mggcn.graph.objects import from_object
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
+from mggcn.interop.objects import from_object
 from tests.graph.test_store import assert_same
 
 EDGES = np.array([[0, 0, 1, 2, 0, 3, 3, 0], [1, 1, 0, 0, 2, 1, 1, 1]])

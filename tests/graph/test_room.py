@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mggcn.graph.room import fingerprint
+from mggcn.graph.build.room import fingerprint
 
 
 @pytest.mark.parametrize("inside", [False, True])

@@ -9,12 +9,12 @@ import pytest
 import scipy.io
 import scipy.sparse as sp
 
+from mggcn.api.load import load_source
 from mggcn.errors import GraphError, StoreError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.layout import graph_arrays, graph_sha256
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.sources import load_source
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
 from tests.graph.small import TRIANGLE_AND_TAIL, dense, edge_list, small_graph

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from mggcn.errors import ConfigError, GraphError
-from mggcn.graph import build, structure
-from mggcn.graph.build import Adjacency
+from mggcn.graph import structure
+from mggcn.graph.build import build
+from mggcn.graph.build.build import Adjacency
 from mggcn.graph.csr import check_csr
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.structure import build_adjacency, edges_of

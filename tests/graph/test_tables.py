@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from mggcn.api.load import load_source
 from mggcn.errors import GraphError
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.facts import describe
 from mggcn.graph.ids import ids_of
 from mggcn.graph.layout import graph_sha256
-from mggcn.graph.objects import from_object
 from mggcn.graph.options import GraphOptions
-from mggcn.graph.sources import load_source
 from mggcn.graph.store_write import write_store
+from mggcn.interop.objects import from_object
 from tests.graph.small import TRIANGLE_AND_TAIL
 
 pa = pytest.importorskip("pyarrow")

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from mggcn.assemble import plan_shape
+from mggcn.assemble.plan import plan_shape
 from mggcn.config import from_tables
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DEVICES, TILE_ROWS

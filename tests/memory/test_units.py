@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mggcn.config_values import parse_bytes
+from mggcn.config.values import parse_bytes
 from mggcn.memory.units import GIB, MIB, duration, free_bytes, human
 
 

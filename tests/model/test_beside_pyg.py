@@ -17,14 +17,14 @@ from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops
 
-from mggcn.api import load, save
-from mggcn.assemble_rank import Rank
+from mggcn.api.graphs import load, save
+from mggcn.api.trainer import Trainer
+from mggcn.assemble.rank import Rank
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.csr import Graph
 from mggcn.graph.options import GraphOptions
-from mggcn.model.weights import from_pyg, to_pyg
-from mggcn.trainer import Trainer
+from mggcn.interop.weights import from_pyg, to_pyg
 from tests.graphs import on_ranks
 from tests.train.test_exact import config_of
 from tests.train.test_mixed import with_run

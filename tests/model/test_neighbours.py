@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mggcn
-from mggcn.assemble import plan_graph
+from mggcn.assemble.plan import plan_graph
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mggcn.aggregate.edge_op import SUM
-from mggcn.assemble import STRATEGIES
+from mggcn.assemble.plan import STRATEGIES
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import ArrayRows, Graph

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble import STRATEGIES
+from mggcn.assemble.plan import STRATEGIES
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph

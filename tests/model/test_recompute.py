@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mggcn.assemble import plan_graph, plan_shape
+from mggcn.assemble.plan import plan_graph, plan_shape
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph

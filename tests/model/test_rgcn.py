@@ -10,10 +10,11 @@ import torch
 from torch_geometric.nn import RGCNConv
 
 from mggcn.aggregate import broadcast, delayed_part, halo, relations
-from mggcn.api import RGCN
-from mggcn.assemble import plan_shape
+from mggcn.api.graphs import RGCN
+from mggcn.api.trainer import Trainer
+from mggcn.assemble.plan import plan_shape
 from mggcn.backend.base import KernelBackend, Sparse
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.config import Config, ModelConfig, TrainConfig
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.convert import from_arrays
@@ -22,7 +23,6 @@ from mggcn.graph.options import GraphOptions
 from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
-from mggcn.trainer import Trainer
 from tests.graphs import one_epoch
 from tests.model.dense_stack import expected
 from tests.train.test_exact import SEED, TOLERANCE, config_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mggcn.aggregate import relations
-from mggcn.assemble import plan_graph
+from mggcn.assemble.plan import plan_graph
 from mggcn.errors import ConfigError, PlanError
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.lower import aggregations

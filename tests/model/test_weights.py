@@ -26,12 +26,12 @@ from torch_geometric.nn import (
     Sequential,
 )
 
-from mggcn.api import GAT, GCN, GIN, RGCN, SAGE, SGC, GATv2, load
+from mggcn.api.graphs import GAT, GCN, GIN, RGCN, SAGE, SGC, GATv2, load
+from mggcn.api.trainer import Trainer
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
-from mggcn.model.weights import SYNONYMS, from_pyg, to_pyg
-from mggcn.trainer import Trainer
+from mggcn.interop.weights import SYNONYMS, from_pyg, to_pyg
 from tests.graphs import make_graph, pattern
 from tests.model.test_beside_pyg import gin_conv, network_of
 

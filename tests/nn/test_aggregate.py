@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mggcn.assemble import STRATEGIES
+from mggcn.assemble.plan import STRATEGIES
 from mggcn.comm.control_store import CHECKED_CALLS
 from mggcn.errors import BackendError, CommError, GraphError
 from mggcn.graph.csr import Graph

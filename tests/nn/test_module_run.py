@@ -16,11 +16,11 @@ from torch.nn import functional as F  # noqa: N812  as everybody calls it
 
 import mggcn
 import mggcn.nn
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.errors import ConfigError, DivergedError, RunError
 from mggcn.graph.csr import Graph
-from mggcn.jobs.status import status_of
 from mggcn.report import write_report
+from mggcn.runs.status import status_of
 from tests.graphs import make_graph, pattern
 
 N, D, C = 61, 5, 3

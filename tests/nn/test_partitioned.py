@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble import STRATEGIES
+from mggcn.assemble.plan import STRATEGIES
 from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import ConfigError, GraphError
 from mggcn.graph.csr import ArrayRows, Graph

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mggcn.assemble import partition_graph
+from mggcn.assemble.plan import partition_graph
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
@@ -130,7 +130,7 @@ def test_training_on_the_parts_of_metis(strategy: str, tmp_path: Path) -> None:
 @needs_metis
 def test_the_parts_of_metis_are_kept(tmp_path: Path) -> None:
     """Fails if training makes them anew, or auto does not compare what is at hand."""
-    from mggcn.jobs.auto import resolve_auto
+    from mggcn.runs.auto import resolve_auto
 
     write_store(graph_of("disconnected"), tmp_path / "store")
     graph = open_store(tmp_path / "store")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mggcn.api.load import load_source
 from mggcn.graph.csr import CSR, Graph
-from mggcn.graph.sources import load_source
 from mggcn.partition import statistics as statistics_module
 from mggcn.partition import sweep as sweep_module
 from mggcn.partition.order import Assignment, assign, part_sizes

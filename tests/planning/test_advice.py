@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from mggcn import assemble
-from mggcn.assemble import STRATEGIES, check_ranks, plan_shape, room_of
+from mggcn.assemble import plan as assemble
+from mggcn.assemble.plan import STRATEGIES, check_ranks, plan_shape, room_of
 from mggcn.config import Config
-from mggcn.config_files import with_named
+from mggcn.config.files import with_named
 from mggcn.cost.machine import find_machine
 from mggcn.errors import PlanError
 from mggcn.memory.units import GIB, MIB
 from mggcn.planning.advice import Room, advice
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render, verdict
-from tests.commands.runs import run_main
+from tests.cli.runs import run_main
 
 PAPERS = GraphShape(
     name="papers", num_vertices=111_059_956, num_edges=3_231_371_744, num_features=128, num_classes=172, symmetric=True
@@ -122,6 +122,6 @@ def test_plan_says_what_was_compared_and_where_gpus_are(
 
         raise BackendError("run.device cuda needs a GPU")
 
-    monkeypatch.setattr("mggcn.commands.plan.memory_limit", missing)
+    monkeypatch.setattr("mggcn.cli.plan.memory_limit", missing)
     assert run_main(*arguments, "--device", "cuda") == 2
     assert "--machine NAME, which is one of assumed-cuda, dgx-1, dgx-a100, dgx-h100" in capsys.readouterr().err

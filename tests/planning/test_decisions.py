@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mggcn.aggregate.base import Matrix
-from mggcn.assemble import STRATEGIES, plan_graph, plan_shape, resolve
+from mggcn.assemble.plan import STRATEGIES, plan_graph, plan_shape, resolve
 from mggcn.backend.cpu import sizes as cpu_sizes
 from mggcn.backend.cuda import sizes as cuda_sizes
 from mggcn.config import Config, ModelConfig, RunConfig

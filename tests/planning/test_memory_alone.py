@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mggcn import assemble
+from mggcn.assemble import plan as assemble
 from mggcn.backend.cpu.figures import Figures
 from mggcn.cost.machine import tuned_path
-from tests.commands.runs import run_main
+from tests.cli.runs import run_main
 from tests.cost.test_machine import GOOD
 from tests.machines import XEON, ZEN3
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mggcn.aggregate.steps import Send
-from mggcn.assemble import STRATEGIES, nccl_memory, plan_recorded, plan_shape
+from mggcn.assemble.plan import STRATEGIES, nccl_memory, plan_recorded, plan_shape
 from mggcn.comm.nccl_memory import MIB, NcclMeasured, NcclMemory
 from mggcn.comm.nccl_settings import SETTINGS, sizes_of
 from mggcn.config import Config, ModelConfig, RunConfig

@@ -11,7 +11,7 @@ import pytest
 
 from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
-from mggcn.assemble import plan_graph, plan_shape, resolve
+from mggcn.assemble.plan import plan_graph, plan_shape, resolve
 from mggcn.blocks.block import WHOLE
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble import STRATEGIES
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.plan import STRATEGIES
+from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend

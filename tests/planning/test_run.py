@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from mggcn.assemble import STRATEGIES, plan_shape
+from mggcn.assemble.plan import STRATEGIES, plan_shape
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import find_machine
 from mggcn.errors import GraphError, PlanError
@@ -195,7 +195,7 @@ def test_bare_shapes_without_features_or_classes_are_refused() -> None:
 def test_planning_loads_no_torch() -> None:
     """Fails if `mggcn plan` would need two seconds, or a GPU library, to answer."""
     script = (
-        "import sys; from mggcn.assemble import plan_shape; from mggcn.config import Config\n"
+        "import sys; from mggcn.assemble.plan import plan_shape; from mggcn.config import Config\n"
         "from mggcn.planning.record import to_dict; from mggcn.planning.shape import GraphShape\n"
         "sizes = dict(num_vertices=1000, num_edges=5000, num_features=20, num_classes=4)\n"
         "to_dict(plan_shape(Config(), GraphShape(name='x', symmetric=True, **sizes)))\n"

@@ -11,7 +11,7 @@ import pytest
 
 from mggcn.aggregate.edge_op import SUM, EdgeOp
 from mggcn.aggregate.steps import Await, Multiply, Send, Step
-from mggcn.assemble import plan_shape
+from mggcn.assemble.plan import plan_shape
 from mggcn.blocks.block import WHOLE
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import MESSAGES, Link, Machine, find_machine

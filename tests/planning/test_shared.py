@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mggcn import assemble
-from mggcn.assemble import plan_graph, resolve
+from mggcn.assemble import plan as assemble
+from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import from_tables
 from mggcn.graph.csr import Graph
 from mggcn.planning import shape

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
-from mggcn.config_files import to_toml
+from mggcn.config.files import to_toml
 
 # A formula that does not parse, a glyph that fonts lack and a control character come first: plots cut long names.
 HOSTILE = "$\\frac{$ 図 \x07 <script>alert('x')</script> & \"q\""

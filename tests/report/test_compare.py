@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mggcn.cli import main
+from mggcn.cli.entry import main
 from mggcn.errors import RunError
-from mggcn.jobs.sweep import Sweep, Trial
 from mggcn.report import write_reports
 from mggcn.report.compare import write_sweep_page
+from mggcn.runs.sweep import Sweep, Trial
 from tests.report.run_folders import HOSTILE, write_run
 from tests.report.test_write_report import checked
 

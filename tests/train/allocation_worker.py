@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.edges import of_matrix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.memory.arena import BufferSpec
 from mggcn.train.runtime import BoundProgram, RankRuntime
 

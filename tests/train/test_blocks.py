@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.memory.device import DEVICES, TILE_ROWS
 from tests.devices import EMULATED

@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from mggcn.aggregate.edge_op import PartialSums
-from mggcn.assemble import STRATEGIES
+from mggcn.assemble.plan import STRATEGIES
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph

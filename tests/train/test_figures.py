@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn import assemble, assemble_rank
-from mggcn.assemble import plan_graph, plan_recorded, resolve
-from mggcn.assemble_rank import Rank
+from mggcn.assemble import plan as assemble
+from mggcn.assemble import rank as assemble_rank
+from mggcn.assemble.plan import plan_graph, plan_recorded, resolve
+from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu import kept_figures
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.backend.cpu.machine import dense_kernels
 from mggcn.backend.cpu.variants import PAIRED
-from mggcn.jobs import train as training
-from mggcn.jobs.folder import continued, read_run, reopen
 from mggcn.planning.record import to_dict
-from tests.commands.runs import run_main
+from mggcn.runs import train as training
+from mggcn.runs.folder import continued, read_run, reopen
+from tests.cli.runs import run_main
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.machines import XEON, ZEN3, tight
 from tests.planning.test_pruning import config_of

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import log_softmax
 from sklearn import metrics as oracle
 
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.train.metrics import (
     accuracy,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble import STRATEGIES, plan_shape
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.plan import STRATEGIES, plan_shape
+from mggcn.assemble.rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph

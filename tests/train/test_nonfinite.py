@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mggcn import errors
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.comm.failure import Report
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import DivergedError, TrainError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mggcn
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.train.checkpoint import Progress

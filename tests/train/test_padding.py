@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mggcn import native
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu import machine as cpu_machine
 from mggcn.config import Config
 from mggcn.memory.arena import Placement

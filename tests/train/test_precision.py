@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn import assemble, native
-from mggcn.assemble import plan_shape
-from mggcn.assemble_rank import Rank
+from mggcn import native
+from mggcn.assemble import plan as assemble
+from mggcn.assemble.plan import plan_shape
+from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.figures import Figures
 from mggcn.backend.cpu.variants import MatrixTraits, candidates

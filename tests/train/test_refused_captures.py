@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.assemble import plan_graph, resolve
-from mggcn.assemble_rank import Rank, make_rank
+from mggcn.assemble.plan import plan_graph, resolve
+from mggcn.assemble.rank import Rank, make_rank
 from mggcn.comm.base import Communicator
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError
 from mggcn.graph.csr import Graph
-from mggcn.jobs.train import captures
+from mggcn.runs.train import captures
 from mggcn.train.log import RunLog
 from tests.comm.worlds import Nccl
 from tests.emulator.capture import BEGIN, END, Allocator, CaptureDevice, stand_in

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.model.kinds.aggregate import Aggregate

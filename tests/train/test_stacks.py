@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble import plan_graph
-from mggcn.assemble_rank import Rank
+from mggcn.assemble.plan import plan_graph
+from mggcn.assemble.rank import Rank
 from mggcn.config import Config
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import ArrayRows, Graph

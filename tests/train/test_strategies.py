@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from mggcn.aggregate import slice_columns
-from mggcn.assemble import STRATEGIES, plan_graph, plan_shape
-from mggcn.assemble_rank import Rank
+from mggcn.api.load import load_source
+from mggcn.assemble.plan import STRATEGIES, plan_graph, plan_shape
+from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
-from mggcn.graph.sources import load_source
 from mggcn.planning.shape import GraphShape
 from tests.devices import EMULATED
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern

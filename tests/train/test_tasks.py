@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mggcn.assemble import resolve
+from mggcn.assemble.plan import resolve
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph

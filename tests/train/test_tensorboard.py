@@ -13,12 +13,12 @@ import pytest
 
 import mggcn
 from mggcn.config import Config, TrainConfig, from_tables
-from mggcn.config_files import from_toml, to_toml
+from mggcn.config.files import from_toml, to_toml
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
-from mggcn.jobs.sweep_worker import train_trial
 from mggcn.planning.shared import Shared
+from mggcn.runs.sweep_worker import train_trial
 from mggcn.train.tensorboard import TensorBoard
 from tests.graphs import make_graph, pattern
 

@@ -144,7 +144,7 @@ def test_bits_do_not_depend_on_when_threads_change(
     graph = mggcn.load(edges, features=x, labels=labels, splits=splits)
     if model.kind == "gat" and precision == "bf16":
         precision = "fp64"  # attention has no bf16
-    monkeypatch.setattr("mggcn.assemble_rank.epoch_threads", lambda plan, threads: 4)
+    monkeypatch.setattr("mggcn.assemble.rank.epoch_threads", lambda plan, threads: 4)
     transport = "threads" if ranks > 1 else "auto"
     histories, weights = [], []
     for sizes in ((4,), (1,), (1, 4, 2, 3)):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mggcn.assemble import plan_graph, resolve
-from mggcn.assemble_rank import Rank, make_rank
+from mggcn.assemble.plan import plan_graph, resolve
+from mggcn.assemble.rank import Rank, make_rank
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.comm.threads import run_threads

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble import plan_graph, resolve
-from mggcn.assemble_rank import Rank, make_rank
+from mggcn.api.load import load_source
+from mggcn.assemble.plan import plan_graph, resolve
+from mggcn.assemble.rank import Rank, make_rank
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.comm.base import Communicator
 from mggcn.comm.single import SingleCommunicator
@@ -21,12 +22,11 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import TrainError
 from mggcn.graph.csr import Graph
-from mggcn.graph.sources import load_source
 from mggcn.train import loop
 from mggcn.train.log import RunLog
 from mggcn.train.loop import Stop
 from mggcn.train.trainer import RankTrainer
-from tests.commands.runs import saved_epochs
+from tests.cli.runs import saved_epochs
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
 
 SEED = 31337

@@ -9,7 +9,7 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.jobs import train as training
+from mggcn.runs import train as training
 from mggcn.tuning.epochs import LAST
 from tests.graphs import make_graph, pattern
 

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 
-from mggcn.assemble import host_of, resolve
+from mggcn.assemble.plan import host_of, resolve
 from mggcn.comm.base import Communicator
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import graph_sha256
-from mggcn.jobs import train as training
-from mggcn.jobs import tune
-from mggcn.jobs.folder import known_plan
-from mggcn.jobs.local import on_local_ranks
-from mggcn.jobs.tune import MOST_EPOCHS, tune_products
+from mggcn.runs import train as training
+from mggcn.runs import tune
+from mggcn.runs.folder import known_plan
+from mggcn.runs.local import on_local_ranks
+from mggcn.runs.tune import MOST_EPOCHS, tune_products
 from mggcn.train.loop import Stop
 from mggcn.tuning.epochs import LAST
 from mggcn.tuning.exploration import SAMPLES, Exploration, Limits
 from mggcn.tuning.record import FORMAT_VERSION, kept_file, read_choices
-from tests.commands.runs import history, result, same_tensors
+from tests.cli.runs import history, result, same_tensors
 from tests.tuning.runs import EPOCHS, config_of, store_of, trained
 
 

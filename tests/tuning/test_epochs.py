@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn import assemble
-from mggcn.assemble import host_of, plan_graph, resolve
-from mggcn.assemble_rank import make_rank
+from mggcn.assemble import plan as assemble
+from mggcn.assemble.plan import host_of, plan_graph, resolve
+from mggcn.assemble.rank import make_rank
 from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.backend.cuda import spmm as cuda_spmm
 from mggcn.backend.cuda.variants import Variant
@@ -24,8 +24,8 @@ from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.store import graph_sha256
-from mggcn.jobs.local import on_local_ranks
-from mggcn.jobs.tune import tune_products
+from mggcn.runs.local import on_local_ranks
+from mggcn.runs.tune import tune_products
 from mggcn.train.loop import Stop
 from mggcn.train.timeline import Unwatched
 from mggcn.tuning import exploration, record
@@ -33,7 +33,7 @@ from mggcn.tuning.epochs import LAST, Tuning
 from mggcn.tuning.exploration import Exploration, Limits, Trial
 from mggcn.tuning.findings import Findings
 from mggcn.tuning.record import kept_file, read_choices, write_choices
-from tests.commands.runs import history, result, same_tensors
+from tests.cli.runs import history, result, same_tensors
 from tests.devices import emulated
 from tests.emulator.device import EmulatedDevice
 from tests.graphs import make_graph, pattern

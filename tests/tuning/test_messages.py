@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.assemble import plan_shape
+from mggcn.assemble.plan import plan_shape
 from mggcn.backend.cuda import driver as cuda_driver
 from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.comm.base import Communicator
@@ -19,10 +19,10 @@ from mggcn.config import Config, RunConfig
 from mggcn.cost.machine import read_machine, tuned_path
 from mggcn.errors import CommError
 from mggcn.host import python
-from mggcn.jobs import tune
-from mggcn.jobs.tune import TuneSettings, write_machine
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
+from mggcn.runs import tune
+from mggcn.runs.tune import TuneSettings, write_machine
 from mggcn.tuning import messages
 from mggcn.tuning.messages import KINDS, LARGE, link_table, message_seconds
 from tests.comm.fake_nccl import TAKEN

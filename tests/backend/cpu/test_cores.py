@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mggcn import assemble, worker
+from mggcn.assemble import plan as assemble
 from mggcn.backend.cpu.cores import cores_beside, cores_in, cores_of_rank, nodes
 from mggcn.config import Config, RunConfig
-from mggcn.jobs import train
+from mggcn.runs import train, worker
 from tests.backend.gpu_libraries import Card, Machine
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.assemble import memory_limit
+from mggcn.assemble.plan import memory_limit
 from mggcn.backend.cuda import driver as cuda_driver
 from mggcn.backend.cuda.driver import Gpu, free_bytes, free_bytes_in_child, visible_gpus
 from mggcn.backend.cuda.memory import gpu_free_bytes
@@ -139,7 +139,7 @@ def test_a_plan_takes_what_the_gpus_of_the_run_have(
 ) -> None:
     """Fails if one rank is planned with the memory of a GPU that it does not use."""
     machine = Machine([FAST, SLOW, BUSY])
-    monkeypatch.setattr("mggcn.assemble.gpu_free_bytes", lambda num: gpu_free_bytes(num, machine.load, not_asked))
+    monkeypatch.setattr("mggcn.assemble.plan.gpu_free_bytes", lambda num: gpu_free_bytes(num, machine.load, not_asked))
     assert memory_limit(Config(run=RunConfig(device="cuda", ranks=ranks, transport=transport))) == limit
 
 

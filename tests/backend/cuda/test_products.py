@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from mggcn.assemble import dense_products
+from mggcn.assemble.plan import dense_products
 from mggcn.backend.cuda.products import float32_products
 from mggcn.comm.base import Communicator
 from mggcn.config import Config, RunConfig
-from mggcn.jobs.local import on_local_ranks, on_threads
+from mggcn.runs.local import on_local_ranks, on_threads
 
 MATMUL = torch.backends.cuda.matmul
 NEWER = hasattr(MATMUL, "fp32_precision")

@@ -1,0 +1,316 @@
+"""Builds a rank that can train from a plan: its backend, shard, inputs, aggregations and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.profiler import record_function
+
+from mggcn.aggregate.base import BlockAggregations, BuildContext
+from mggcn.assemble.plan import threads_per_rank
+from mggcn.backend.base import KernelBackend
+from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cpu.figures import ASSUMED, Figures
+from mggcn.backend.cuda.base import Device
+from mggcn.backend.cuda.driver import visible_gpus
+from mggcn.backend.sparse_products import Explorer
+from mggcn.backend.spmm_choice import NO_CHOICES, Choices
+from mggcn.blocks.block import Stack
+from mggcn.comm.base import Communicator
+from mggcn.comm.counting import CountingCommunicator
+from mggcn.comm.gather import refuse_shared
+from mggcn.comm.rank import gpu_index
+from mggcn.config import Config, TrainConfig
+from mggcn.errors import ConfigError
+from mggcn.feed.batch import Batch, Feed
+from mggcn.feed.features import FeatureReader
+from mggcn.feed.labels import read_labels
+from mggcn.graph.csr import Graph
+from mggcn.memory.device import REAL, not_captured, scale_dtype
+from mggcn.model.runtime import Inputs
+from mggcn.partition.base import Partition
+from mggcn.partition.order import Assignment
+from mggcn.partition.rows.shard import ShardOptions, build_shard
+from mggcn.partition.rows.tiles import degrees, scales
+from mggcn.planning.op_cost import epoch_threads, first_threads
+from mggcn.planning.pruning import build_blocks
+from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
+from mggcn.planning.task import COUNTED
+from mggcn.train.batches import BatchLoader
+from mggcn.train.inputs import load_inputs
+from mggcn.train.loop import Stop
+from mggcn.train.ranking import RankingScores
+from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind, state_views
+from mggcn.train.targets import batch_target, make_target
+from mggcn.train.threads import Cores, ThreadChoice
+from mggcn.train.timeline import Timeline, Unwatched, Watch
+from mggcn.train.trainer import RankTrainer
+from mggcn.tuning.epochs import LAST, Tuning
+from mggcn.tuning.exploration import Exploration
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank that is ready to train: its trainer, the counted transport, and how long set-up took."""
+
+    trainer: RankTrainer
+    comm: CountingCommunicator
+    plan: RankPlan
+    watch: Watch
+
+
+def gpu_of_rank(config: Config, comm: Communicator) -> Device:
+    """Return the GPU of this rank: that of its number on the machine, the first for ranks that are threads.
+
+    Collective for ranks that are processes. Raises: BackendError, also if two of them have one GPU.
+    """
+    from mggcn.backend.cuda.device import CudaDevice
+
+    run, index = config.run, 0
+    if run.transport == "nccl":
+        gpus = visible_gpus()
+        index = gpu_index(comm.rank, len(gpus))
+        refuse_shared(comm, gpus[index].uuid)
+    return CudaDevice(index, capture=not not_captured(run))
+
+
+def make_backend(
+    config: Config,
+    plan: RankPlan,
+    device: Callable[[], Device],
+    choices: Choices = NO_CHOICES,
+    exploration: Explorer | None = None,
+    threads: int = 0,
+    figures: Figures = ASSUMED,
+) -> KernelBackend:
+    """Return the kernels of one rank. Raises: BackendError.
+
+    threads: of a CPU; 0: those of the configuration. choices: measured variants of sparse products. exploration: tries
+    those of the others. figures: of the CPU, by which its kernels are chosen.
+    """
+    storage = DTYPES[plan.sizes.dtype]
+    if config.run.device == "cpu":
+        threads = threads or threads_per_rank(config)
+        return CpuBackend(storage, threads, choices=choices, exploration=exploration, figures=figures)
+    from mggcn.backend.cuda.backend import CudaBackend
+
+    workspace_bytes = plan.regions["kernel work space"]
+    return CudaBackend(storage, device(), workspace_bytes, config.run.spmm, choices, exploration)
+
+
+def make_rank(
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    partition: Partition,
+    comm: Communicator,
+    stop: Stop | None = None,
+    device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
+    folder: Path | None = None,
+    choices: Choices = NO_CHOICES,
+    tuning: Tuning | None = None,
+    feed: Feed | None = None,
+) -> Rank:
+    """Build one rank: its shard, its device memory as planned, its inputs. Collective.
+
+    device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
+    choices: measured variants of sparse products. tuning: times the variants of all other products in the coming
+    epochs, over the same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
+    feed: makes the steps of an epoch over the blocks for which the plan was made; by default one, over the whole graph.
+    Raises: GraphError, BackendError.
+    """
+    if config.run.ranks != comm.size:
+        raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
+    threads = epoch_threads(plan, threads_per_rank(config))
+    # Kernels plan work space and blocks for `threads`. Epochs begin with `first`: short ones wait for a second thread
+    # longer than it helps (docs/notes/0022-small-graphs.md).
+    first = first_threads(plan, threads) if config.run.threads == 0 else threads
+    # torch's products may differ in the last bits between numbers of threads: theirs depends on the plan alone.
+    torch.set_num_threads(first)
+    rank_plan = plan.ranks[comm.rank]
+    exploration = None if tuning is None else Exploration()
+    backend = make_backend(
+        config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads, plan.figures
+    )
+    context = _make_context(config, graph, plan, partition, backend, comm)
+    counted, inputs = context.comm, _read_inputs(context)
+    # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
+    aggregations = _build_aggregations(context)
+    runtime = _allocate_runtime(context, inputs, aggregations)
+    # A X, once, in the place of X.
+    if rank_plan.setup:
+        runtime.run(runtime.programs["setup"])
+    watch: Watch = Unwatched()
+    if config.run.timeline and folder is not None:
+        watch = Timeline(plan, comm, folder)
+        runtime.annotate = counted.annotate = record_function
+    if tuning is not None and exploration is not None:
+        # Trials are timed around whatever watches the epochs, so that it sees them too.
+        tuning.begin(watch, backend.synchronize, exploration)
+        watch = tuning
+    ranking = _ranking_scores(context, inputs)
+    choice = _thread_choice(config, backend, first, tuning)
+    load = _loader(context, runtime, feed.stack).load if feed is not None and feed.stack is not None else _unchanged
+    trainer = RankTrainer(
+        config, rank_plan, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice, feed, load
+    )
+    return Rank(trainer, counted, rank_plan, watch)
+
+
+def _unchanged(batch: Batch) -> None:
+    """Leave the whole graph as it is."""
+
+
+def _loader(context: _RankContext, runtime: RankRuntime, stack: Stack) -> BatchLoader:
+    """Return what brings a feed's batches to the device: features and scales of any vertex, targets of seeds."""
+    graph, config, backend = context.graph, context.config, context.backend
+    options = context.shard_options
+    owners = Assignment(
+        np.zeros(graph.num_vertices, np.uint16), np.arange(graph.num_vertices, dtype=np.int32), (graph.num_vertices,)
+    )
+    scale: tuple[Any, Any] = (None, None)
+    if options.aggregates:
+        degree = degrees(graph.adj_t, owners, 0, self_loops=options.self_loops, threads=options.threads)
+        scale = scales(degree, options.norm)
+    return BatchLoader(
+        runtime=runtime,
+        stack=stack,
+        features=FeatureReader(graph, owners, 0, config.data.row_normalize),
+        row_scale=scale[0],
+        col_scale=scale[1],
+        target=lambda ids, seeds: batch_target(backend, graph, ids, seeds, config.train, options.dtype),
+        dtype=context.rank_plan.sizes.dtype,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RankContext:
+    """The arguments and objects that the steps of `make_rank` share."""
+
+    config: Config
+    graph: Graph
+    plan: RunPlan
+    partition: Partition
+    local_index: Assignment
+    backend: KernelBackend
+    comm: CountingCommunicator
+
+    @property
+    def rank_plan(self) -> RankPlan:
+        return self.plan.ranks[self.comm.rank]
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        model = self.config.model
+        return ShardOptions(
+            aggregates=model.aggregates,
+            norm=model.norm,
+            self_loops=model.self_loops,
+            dtype=scale_dtype(self.config.run.precision),
+            threads=threads_per_rank(self.config),
+        )
+
+
+def _thread_choice(config: Config, backend: KernelBackend, first: int, tuning: Tuning | None) -> ThreadChoice | None:
+    """Return what chooses the threads of epochs; None where the user has set them, or a timeline is to show them.
+
+    Variants of products are tried before, where epochs are long, on all threads.
+    """
+    if config.run.threads or config.run.timeline:
+        return None
+    return ThreadChoice(
+        backend.team, first, config.run.ranks, Cores(), wait=LAST if tuning is not None and first > 1 else 0
+    )
+
+
+def _make_context(
+    config: Config, graph: Graph, plan: RunPlan, partition: Partition, backend: KernelBackend, comm: Communicator
+) -> _RankContext:
+    counted = CountingCommunicator(comm)
+    counted.use_stream(backend.comm_stream)
+    return _RankContext(
+        config=config,
+        graph=graph,
+        plan=plan,
+        partition=partition,
+        local_index=partition.local_index(comm.rank),
+        backend=backend,
+        comm=counted,
+    )
+
+
+def _read_inputs(context: _RankContext) -> Inputs:
+    """Read the rank's shard and features, and write them to the device. Collective. Raises: ConfigError, GraphError."""
+    config, graph, backend, options = context.config, context.graph, context.backend, context.shard_options
+    owners, rank, partition = context.local_index, context.comm.rank, context.partition
+    labels = read_labels(graph, owners, rank, partition.owned(rank), config.data, options.dtype)
+    shard = build_shard(graph, partition, rank, options, owners)
+    reader = FeatureReader(graph, owners, rank, config.data.row_normalize)
+    target, sizes = make_target(backend, graph, labels, config, options.dtype)
+    _check_splits(config.train, sizes)
+    return load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config), target)
+
+
+def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:
+    """Raise ConfigError if a setting needs validation vertices and there are none."""
+    if sizes[1]:
+        return
+    if train.patience:
+        raise ConfigError("train.patience needs validation vertices, and this split has none; set train.patience = 0")
+    if train.schedule == "plateau":
+        raise ConfigError(
+            "train.schedule plateau needs validation vertices, and this split has none; choose constant, cosine or step"
+        )
+
+
+def _build_aggregations(context: _RankContext) -> BlockAggregations:
+    """Build the rank's aggregations of training and evaluation: tiles and messages of the run's strategy. Collective."""
+    plan, backend = context.rank_plan, context.backend
+    states = state_views(backend, plan.states)
+    if not context.config.model.aggregates:
+        return BlockAggregations()
+    built_from = BuildContext(
+        graph=context.graph if plan.values.typed else context.graph.untyped(),
+        partition=context.partition,
+        rank=context.comm.rank,
+        options=context.shard_options,
+        backend=backend,
+        comm=context.comm,
+        states=states,
+        local_index=context.local_index,
+    )
+    return build_blocks(plan.training, plan.exact, built_from, context.config.data)
+
+
+def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: BlockAggregations) -> RankRuntime:
+    """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock."""
+    plan, backend, config = context.rank_plan, context.backend, context.config
+    arena = backend.allocate(plan.arena_bytes)
+    weights = Weights(plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
+    classes = context.plan.shape.num_classes
+    exact = {"evaluate": plan.evaluate, **({"setup": plan.setup} if plan.setup else {})}
+    programs = {name: bind(program, arena, aggregations.exact) for name, program in exact.items()}
+    return RankRuntime(
+        backend=backend,
+        programs={"train": bind(plan.train, arena, aggregations.training), **programs},
+        inputs=inputs,
+        weights=weights,
+        signals=backend.allocate(8 * SIGNALS).view(torch.float64),
+        counts=backend.allocate(8 * 9 * classes).view(torch.int64).view(3, 3, classes),
+        clock=backend.allocate(16).view(torch.int64),
+        comm=context.comm,
+    )
+
+
+def _ranking_scores(context: _RankContext, inputs: Inputs) -> RankingScores | None:
+    """Return the gathered scores of metrics that need them in one place, None for others."""
+    metric = context.config.train.metric
+    if metric in ("auto", *COUNTED):
+        return None
+    graph, classes = context.graph, context.plan.shape.num_classes
+    return RankingScores(metric, inputs, graph.num_vertices, classes, context.comm, context.backend)

@@ -1,0 +1,169 @@
+"""Print the memory, messages, order of products and predicted seconds of a run, and whether it fits, without running it.
+
+From a store, or from a bare shape: --vertices N --edges E --features D --classes C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mggcn.assemble.plan import in_float32, memory_limit, plan_graph, plan_shape, room_of, this_machine
+from mggcn.cli.answer import add_json
+from mggcn.cli.colour import painted
+from mggcn.cli.settings import add_settings, read_settings, whole
+from mggcn.config import Config
+from mggcn.cost.machine import Machine, find_machine, shipped_machines
+from mggcn.errors import BackendError, ConfigError, shown
+from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone
+from mggcn.planning.record import to_dict
+from mggcn.planning.run import RunPlan
+from mggcn.planning.select import Choice, choice_dict, choice_lines
+from mggcn.planning.shape import GraphShape
+from mggcn.planning.task import check_shape_task
+from mggcn.planning.text import render
+from mggcn.runs.auto import NoChoiceError, resolve_auto, resolve_auto_shape
+
+SHAPE = ("vertices", "edges", "features", "classes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("store", nargs="?", help="store folder, or its name under --root")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
+    for name in SHAPE:
+        parser.add_argument(f"--{name}", type=whole, metavar="NUMBER", help=f"number of {name} of a bare shape")
+    parser.add_argument("--symmetric", action="store_true", help="bare shape: every edge is stored in both directions")
+    parser.add_argument(
+        "--feature-nonzeros", type=whole, metavar="NUMBER", help="bare shape: nonzeros of sparse features"
+    )
+    parser.add_argument("--relations", type=whole, metavar="NUMBER", help="bare shape: relations of typed edges")
+    parser.add_argument(
+        "--training",
+        type=whole,
+        metavar="NUMBER",
+        help="bare shape: number of training vertices, to plan which rows are computed",
+    )
+    parser.add_argument(
+        "--replication",
+        type=float,
+        metavar="R",
+        help="bare shape: average number of ranks that hold a vertex, for a vertex cut",
+    )
+    parser.add_argument(
+        "--machine",
+        metavar="FILE|NAME",
+        help=f"machine to plan seconds and memory for: a file that mggcn tune wrote, or one of "
+        f"{', '.join(shipped_machines())} (default: the tuned file of this machine, one with GPUs like its own, or assumed "
+        "rates)",
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="also say what each rewrite of the model did, and its ops"
+    )
+    add_json(parser)
+    add_settings(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; exit code 2 if it does not fit."""
+    config = read_settings(arguments)
+    machine = _machine(arguments, config)
+    limit = None if arguments.machine is None else _machine_limit(config, machine)
+    from_ = _from_shape if arguments.store is None else _from_store
+    try:
+        config, plan, choice = from_(arguments, config, machine, limit)
+    except NoChoiceError as error:
+        if not arguments.json:
+            print(shown("\n".join(choice_lines(error.choice)[:-1])))
+        raise
+    limit = memory_limit(config) if limit is None else limit
+    if arguments.json:
+        fit = {"fits": plan.largest.total_bytes <= limit, "limit_bytes": limit}
+        found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)} | fit
+        arguments.answer = found | {"choice": None if choice is None else choice_dict(choice)}
+    else:
+        chosen = [] if choice is None else [*choice_lines(choice), ""]
+        wide = machine if arguments.machine is not None else this_machine(in_float32(config))
+        notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
+        room = room_of(config, None if arguments.machine is None else machine)
+        verdict, _, rest = shown(render(plan, limit, notes, arguments.explain, room)).partition("\n")
+        fits = plan.largest.total_bytes <= limit
+        print(painted(verdict, "green" if fits else "red", sys.stdout), rest, sep="\n")
+    return 0 if plan.largest.total_bytes <= limit else 2
+
+
+def _machine(arguments: argparse.Namespace, config: Config) -> Machine:
+    """Return the machine to plan for. Raises: ConfigError if it has other devices than the run."""
+    device, replication = config.run.device, arguments.replication
+    if replication is not None and not 1 <= replication <= config.run.ranks:
+        raise ConfigError(
+            f"--replication must lie in 1 .. {config.run.ranks}, the number of ranks, got {replication:g}"
+        )
+    if arguments.machine is None:
+        try:
+            memory_limit(config)
+        except BackendError as error:
+            gpus = [name for name in shipped_machines() if find_machine(name).device.kind == device]
+            raise ConfigError(f"{error}, or --machine NAME, which is one of {', '.join(gpus)}") from error
+        return this_machine(config)
+    machine = find_machine(arguments.machine)
+    if machine.device.kind != device:
+        raise ConfigError(
+            f"machine {machine.name} has devices of kind {machine.device.kind}, the run is planned for {device}; "
+            f"add --device {machine.device.kind}"
+        )
+    return machine
+
+
+def _machine_limit(config: Config, machine: Machine) -> int:
+    """Bytes that one rank may use on a named machine: as set, or what the machine has."""
+    return config.run.memory_limit or machine.memory_per_rank(config.run.ranks)
+
+
+def _from_store(
+    arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
+) -> tuple[Config, RunPlan, Choice | None]:
+    from mggcn.cli.train import store_path
+    from mggcn.graph.store import open_store
+
+    if any(getattr(arguments, name) is not None for name in (*SHAPE, "training")):
+        raise ConfigError("give a STORE or the sizes of a bare shape, not both")
+    graph = open_store(store_path(arguments.store, arguments.root))
+    config, choice = resolve_auto(config, graph, machine, limit)
+    return config, plan_graph(config, graph, machine)[0], choice
+
+
+def _from_shape(
+    arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
+) -> tuple[Config, RunPlan, Choice | None]:
+    missing = [f"--{name}" for name in SHAPE if getattr(arguments, name) is None]
+    if missing:
+        raise ConfigError(f"mggcn plan needs a STORE or a bare shape; {', '.join(missing)} missing")
+    if min(getattr(arguments, name) for name in SHAPE) < 1:
+        raise ConfigError("--vertices, --edges, --features and --classes must be 1 or more")
+    check_shape_task(config.train, arguments.classes)
+    shape = GraphShape(
+        name="shape",
+        num_vertices=arguments.vertices,
+        num_edges=arguments.edges,
+        num_features=arguments.features,
+        num_classes=arguments.classes,
+        symmetric=arguments.symmetric,
+        feature_nnz=arguments.feature_nonzeros,
+        aggregated_nnz=_upper_aggregated(arguments),
+        num_training=arguments.training,
+        num_relations=arguments.relations or 0,
+    )
+    replication = arguments.replication or 0.0
+    config, choice = resolve_auto_shape(config, shape, replication, machine, limit)
+    return config, plan_shape(config, shape, replication, machine), choice
+
+
+def _upper_aggregated(arguments: argparse.Namespace) -> int:
+    """Return an upper bound on the nonzeros of A_hat X: every edge adds a row of X, and no row has more than D
+    entries.
+    """
+    nonzeros = arguments.feature_nonzeros or 0
+    per_edge = nonzeros * (arguments.edges / arguments.vertices + 1)
+    return int(min(per_edge, arguments.vertices * arguments.features))

@@ -1,0 +1,165 @@
+"""List the settings, or describe one of them, or a table: type, default and meaning.
+
+Every setting is given to other commands as --set TABLE.KEY=VALUE, or by table in the TOML file of --config. Those of
+[debug], which tests and measurements set, are listed by `mggcn settings debug` alone.
+"""
+
+# The flags that set a configuration are here, too: --config FILE, --set table.key=value, and those of single settings.
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from mggcn.cli.answer import add_json
+from mggcn.config import PARTS, TABLES, Config, from_tables, parse_value
+from mggcn.config.files import Setting, described, from_toml, setting_name, to_tables, with_settings
+from mggcn.config.values import DEBUG, fields_of, parse_count
+
+# Flag -> (table, key, help).
+FLAGS = {
+    "--ranks": ("run", "ranks", "number of ranks P that share the graph"),
+    "--threads": ("run", "threads", "threads per rank; 0: an equal share of the cores"),
+    "--transport": (
+        "run",
+        "transport",
+        "auto, single, threads, gloo or nccl; auto: from 2 ranks on gloo, on GPUs nccl",
+    ),
+    "--device": ("run", "device", "cpu or cuda"),
+    "--precision": ("run", "precision", "fp32, fp64, bf16 or mixed; on a GPU also tf32"),
+    "--order": ("run", "order", "which rank owns which vertex: random, permute, none, metis, locality or auto"),
+    "--strategy": ("run", "strategy", "how neighbours' rows arrive: broadcast, halo, slice, delayed or auto"),
+    "--delay": (
+        "run",
+        "delay",
+        "epochs that a message of the delayed strategy takes: none (it is never sent), 0 (exact) or more",
+    ),
+    "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),
+    "--log": ("run", "log", "where the history goes beside history.jsonl: none or tensorboard"),
+    "--epochs": ("train", "epochs", "number of epochs"),
+    "--seed": ("train", "seed", "seed of weights, dropout and partition"),
+    "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
+    "--split": ("data", "split", "which split of the store, from 0"),
+    "--spmm": ("debug", "spmm", ""),
+    "--tune": ("debug", "tune", ""),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `mggcn settings`."""
+    parser.add_argument(
+        "key", nargs="?", metavar="KEY", help="a setting, such as train.lr or lr, or a table, such as train"
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a line of meaning for each setting, or all that is known of one."""
+    key, settings = arguments.key, described()
+    if key is not None and key not in TABLES:
+        name = setting_name(key)
+        table, _, field = name.partition(".")
+        settings = [setting for setting in settings if setting.name == name]
+        if not settings:
+            parse_value(table, field, None)  # which says what is known
+    else:
+        shown = [table for table in TABLES if table == (key or table) and (key or table != "debug")]
+        settings = [setting for setting in settings if setting.name.partition(".")[0] in shown]
+    arguments.answer = {"settings": settings}
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    for setting in settings:
+        print("\n".join(_described(setting, width, whole=len(settings) == 1)))
+    if not settings[0].meaning:
+        print("this installation has no sources, which hold the meanings: see docs/settings.md")
+    return 0
+
+
+def _described(setting: Setting, width: int, *, whole: bool) -> list[str]:
+    """A setting in lines: name, default and type, and below them its meaning."""
+    head = f"{setting.name}={_text(setting.default)}  ({setting.type})"
+    meaning = setting.meaning if whole else setting.line
+    return [
+        *textwrap.wrap(head, width, subsequent_indent="    ", break_on_hyphens=False),
+        *textwrap.wrap(meaning, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False),
+    ]
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a configuration."""
+    defaults = to_tables(Config())
+    group = parser.add_argument_group("settings", "the flags below override --set, which overrides --config")
+    group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any setting, such as model.hidden=16,16"
+    )
+    for flag, (table, key, text) in FLAGS.items():
+        metavar = flag.lstrip("-").rpartition("-")[2].upper()
+        tune: dict[str, Any] = {"nargs": "?", "const": "on"} if key == "tune" else {}
+        text += f" ({_range(table, key, '{}, ')}default: {defaults[table][key]})"
+        shown = text if table != "debug" else argparse.SUPPRESS
+        group.add_argument(flag, dest=f"setting_{key}", metavar=metavar, help=shown, **tune)
+    group.add_argument(
+        "--timeline",
+        dest="setting_timeline",
+        action="store_true",
+        default=None,
+        help="record when every op of a few epochs ran",
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _all_settings(defaults)
+
+
+def _all_settings(defaults: dict[str, dict[str, Any]]) -> str:
+    """Return every setting but those of [debug] with default and range, as --set takes it, wrapped by table."""
+    lines = ["every setting, for --set and, by table, for --config, with its default (and range):"]
+    for table in PARTS:
+        items = " ".join(
+            f"{table}.{key}={_text(value)}{_range(table, key, ' ({})')}".replace(" ", "\xa0")
+            for key, value in defaults[table].items()
+        )
+        lines += textwrap.wrap(items, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines).replace("\xa0", " ")
+
+
+def _range(table: str, key: str, form: str) -> str:
+    """Return the range of a setting in a form such as "({})"; "" without one."""
+    _, bounds = fields_of(PARTS[DEBUG[key] if table == "debug" else table])[key]
+    return "" if bounds is None else form.format(bounds)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def whole(text: str) -> int:
+    """Return a whole number written as 1000, 1_000, 1e9 or 111M."""
+    return parse_count(text)
+
+
+whole.__name__ = "whole number"  # argparse names the type in its message
+
+
+def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> Config:
+    """Return the configuration that the flags describe, over `base`. Raises: ConfigError."""
+    config = (base or Config()) if arguments.config is None else from_toml(arguments.config, base)
+    config = with_settings(config, arguments.set)
+    tables: dict[str, dict[str, Any]] = {}
+    if arguments.setting_timeline:
+        tables["run"] = {"timeline": True}
+    for table, key, _ in FLAGS.values():
+        value = getattr(arguments, f"setting_{key}")
+        if value is not None:
+            tables.setdefault(table, {})[key] = value
+    return from_tables(tables, config)
+
+
+def given_settings(arguments: argparse.Namespace) -> set[str]:
+    """Return the settings that --set and flags name, as table.key."""
+    flags = [(table, key) for table, key, _ in FLAGS.values()] + [("run", "timeline")]
+    named = {f"{table}.{key}" for table, key in flags if getattr(arguments, f"setting_{key}") is not None}
+    return named | {setting_name(text.partition("=")[0].strip()) for text in arguments.set}

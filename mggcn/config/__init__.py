@@ -1,0 +1,331 @@
+"""Settings as frozen dataclasses: one definition for Python, the TOML file and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from mggcn.config.model import ModelConfig as ModelConfig
+from mggcn.config.values import DEBUG, RENAMED, Range, fields_of, parse_field, setting
+from mggcn.config.values import require as _require
+from mggcn.config.values import settle as _settle
+from mggcn.errors import ConfigError, did_you_mean
+
+MAX_RANKS = 4096
+"""Ranks of a plan; more than any node has."""
+MAX_DELAY = 1000
+"""Epochs that a message of the delayed strategy may take."""
+MAX_THREADS = 4096
+"""Threads of a rank: beyond what machines have, OpenMP ends the process."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """Table [data]: the parts of the store that a run reads, and how."""
+
+    row_normalize: bool = False
+    """Divide each vertex's features by the sum of their absolute values (Kipf & Welling's recipe)."""
+    splits: Literal["main", "alt"] = "main"
+    """Family of splits: the published one, or the store's second family `alt_*`."""
+    split: Annotated[int, Range(0)] = 0
+    """Number of the split in its family, from 0."""
+
+    def __post_init__(self) -> None:
+        _settle(self, "data")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """Table [train]: how the model is trained."""
+
+    epochs: Annotated[int, Range(1)] = 200
+    """Number of steps over the whole graph."""
+    lr: Annotated[float, Range(0)] = 0.01
+    """Learning rate at epoch 0."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """Optimiser, as in torch.optim."""
+    momentum: Annotated[float, Range(0, below=1)] = 0.0
+    """Momentum of sgd; 0: none."""
+    weight_decay: Annotated[float, Range(0)] = 0.0
+    """Weight decay: L2 for adam and sgd, decoupled for adamw."""
+    weight_decay_on: Literal["all", "first"] = "all"
+    """Parameters that decay: all, or the first layer's weight matrix only (Kipf & Welling)."""
+    clip_norm: Annotated[float, Range(0)] = 0.0
+    """Largest norm of the gradient of all weights together: a larger one is scaled down to it before the step, as by
+    torch.nn.utils.clip_grad_norm_; 0 never clips."""
+    schedule: Literal["constant", "cosine", "step", "plateau"] = "constant"
+    """Learning rate over the epochs: constant, half a cosine down to 0, times schedule_gamma every schedule_step, or times
+    schedule_gamma where the validation score gets no better, as torch's ReduceLROnPlateau."""
+    schedule_step: Annotated[int, Range(1)] = 100
+    """Epochs between two cuts of the step schedule."""
+    schedule_gamma: Annotated[float, Range(above=0, most=1)] = 0.5
+    """Factor of each cut of the step and plateau schedules."""
+    schedule_patience: Annotated[int, Range(0)] = 10
+    """Evaluations without a better validation score that the plateau schedule lets pass; the one after them cuts."""
+    warmup: Annotated[int, Range(0)] = 0
+    """Epochs over which the learning rate rises linearly from 0."""
+    schedule_start: Annotated[int, Range(0)] = 0
+    """Epoch, from 0, at which schedule and warm-up begin: a run that is continued with a new schedule records it here."""
+    patience: Annotated[int, Range(0)] = 0
+    """Stop after this many evaluations without a better validation score; 0 never stops early."""
+    eval_every: Annotated[int, Range(0)] = 1
+    """Epochs between evaluations; 0 evaluates only after the last epoch. An evaluation that is made only because the run
+    ends counts neither for patience nor for the schedule, and is the best only if there is no other."""
+    loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] = "auto"
+    """Mean over the training vertices, or over their known entries. auto: cross_entropy for classes, bce (cross-entropy of
+    each label) for several labels a vertex, mse (squared error) for numbers; mae is the absolute error."""
+    class_weights: str = "none"
+    """Weight of each class in cross_entropy: none, balanced (training vertices / (classes x those of the class)), or one
+    number per class, such as 1,2.5,1. The loss is divided by the weights of the training vertices, as torch's."""
+    label_smoothing: Annotated[float, Range(0, below=1)] = 0.0
+    """Share of a training vertex's label that is spread evenly over all classes (cross_entropy)."""
+    ignored_labels: tuple[int, ...] = ()
+    """Classes whose vertices neither the loss nor a score counts."""
+    metric: Literal[
+        "auto",
+        "accuracy",
+        "balanced_accuracy",
+        "macro_f1",
+        "micro_f1",
+        "roc_auc",
+        "average_precision",
+        "mae",
+        "rmse",
+        "r2",
+    ] = "auto"
+    """Score of the history. auto: the one that the store names; else accuracy for classes, micro_f1 for several labels, and
+    for numbers rmse, or mae under the loss mae. Of several labels or targets: the mean, except for micro_f1."""
+    seed: int = 1
+    """Seed of weights, dropout and partition, in [0, 2^32)."""
+    repeat: Annotated[int, Range(1)] = 1
+    """Number of runs, with seeds seed, seed + 1, ...; mean and deviation are reported."""
+    checkpoint_every: Annotated[int, Range(0)] = 0
+    """Epochs between checkpoints; 0 saves at the end, when interrupted, and by the clock."""
+    checkpoint_minutes: Annotated[float, Range(0)] = 10.0
+    """Minutes of training after which a checkpoint is due, whatever checkpoint_every says: a crash loses no more than that.
+    0 ignores the clock."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.class_weights
+        if not isinstance(given, str):
+            object.__setattr__(self, "class_weights", ",".join(map(str, given)))
+        _settle(self, "train")
+        object.__setattr__(self, "class_weights", self.class_weights.strip("[]() ").replace(" ", ""))
+        _require(
+            self.class_weights in ("none", "balanced") or all(weight > 0 for weight in self.weights_of_classes()),
+            f"train.class_weights must be none, balanced, or a positive number per class, got {self.class_weights!r}",
+        )
+        _require(
+            all(label >= 0 for label in self.ignored_labels),
+            f"train.ignored_labels must be classes, 0 or more, got {self.ignored_labels}; vertices of the label -1 belong "
+            "in no training mask",
+        )
+        if self.loss in ("bce", "mse", "mae"):
+            named = [name for name, default in CLASS_SETTINGS.items() if getattr(self, name) != default]
+            _require(
+                not named,
+                f"{', '.join(f'train.{name}' for name in named)} belong{'s' * (len(named) == 1)} to cross_entropy, got "
+                f"train.loss {self.loss}; leave {'it' if len(named) == 1 else 'them'} out",
+            )
+        if self.patience and not self.eval_every:
+            raise ConfigError("train.patience counts evaluations, but train.eval_every is 0; set it to 1 or more")
+        if self.schedule == "plateau" and not self.eval_every:
+            raise ConfigError(
+                "train.schedule plateau counts evaluations, but train.eval_every is 0; set it to 1 or more"
+            )
+        if self.momentum and self.optimizer != "sgd":
+            raise ConfigError(f"train.momentum belongs to sgd, got train.optimizer {self.optimizer}; leave it at 0")
+        last = self.seed + self.repeat - 1
+        seeds = f"{self.seed} .. {last}"
+        _require(0 <= self.seed and last < 2**32, f"train.seed .. seed + repeat - 1 must lie in [0, 2^32), got {seeds}")
+
+    def weights_of_classes(self) -> tuple[float, ...]:
+        """Return the weights in class_weights. Raises: ConfigError if it is not a list of numbers."""
+        try:
+            numbers = tuple(float(part) for part in self.class_weights.split(","))
+        except ValueError:
+            numbers = (math.nan,)
+        _require(
+            all(map(math.isfinite, numbers)),
+            f"train.class_weights must be none, balanced, or one number per class, such as 1,2.5,1; got "
+            f"{self.class_weights!r}",
+        )
+        return numbers
+
+
+CLASS_SETTINGS: Mapping[str, Any] = {"class_weights": "none", "label_smoothing": 0.0, "ignored_labels": ()}
+"""Settings that belong to cross-entropy, with their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Table [run]: where and how a run executes. Beyond rounding, only an inexact `delay` changes a result."""
+
+    ranks: Annotated[int, Range(1, MAX_RANKS)] = 1
+    """Number of ranks P that share the graph."""
+    threads: Annotated[int, Range(0, MAX_THREADS)] = 0
+    """Threads per rank; 0 divides the machine's cores among the ranks, and takes fewer where epochs are short or the
+    machine is busy. No result depends on it."""
+    bind: Literal["auto", "off"] = "auto"
+    """Cores of rank processes. auto: where a machine has several memory nodes with room, a rank on a CPU is bound to cores
+    of one node, from the first that the run may use, and a rank on a GPU to those of the GPU's node. off: nothing is
+    bound, for example because two runs share the machine."""
+    transport: Literal["auto", "single", "threads", "gloo", "nccl"] = "auto"
+    """How ranks exchange messages; auto: single for one rank; for several, gloo on CPUs and nccl on GPUs."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the kernels run."""
+    precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"] = "fp32"
+    """Type of activations and messages. tf32 rounds the operands of dense products; mixed rounds what is multiplied with
+    the graph, and messages, to bf16 and keeps the rest in fp32; bf16 keeps weights and sums in fp32."""
+    order: Literal["random", "permute", "none", "metis", "locality", "auto"] = "random"
+    """Which vertices each rank owns: random assignment that keeps the order, full permutation, plain ranges, METIS's
+    parts, or ranges of an order in which neighbours are near each other, on one rank too; auto takes the one with the
+    least predicted seconds."""
+    spmm: Literal["own", "cusparse"] = "own"
+    """Sparse products on a GPU: mggcn's kernels, or NVIDIA's cuSPARSE for comparison."""
+    strategy: Literal["broadcast", "halo", "slice", "delayed", "auto"] = "broadcast"
+    """How neighbours' rows arrive. broadcast: MG-GCN's stages; halo: only the rows that are needed; slice: every rank
+    multiplies the whole graph with a slice of the columns; delayed: DistGNN's partial aggregates over a vertex cut; auto:
+    the exact one with the least predicted seconds that fits."""
+    delay: str = "0"
+    """For the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
+    per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Other
+    strategies refuse it and `stale_aggregates`; auto lists such runs and chooses an exact one."""
+    stale_aggregates: Literal["discard", "reuse"] = "discard"
+    """For cd-r, in epochs in which a split vertex exchanges nothing: reuse adds the sums last received from its other
+    copies to its fresh local sum; discard scales the local sum up by the degree that it lacks (DistGNN, Algorithm 4)."""
+    products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
+    """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
+    features: Literal["auto", "dense", "sparse"] = "auto"
+    """How the input is stored; auto compares work, and counts the zeros of dense sources first; sparse converts them."""
+    prune: Literal["auto", "off"] = "auto"
+    """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
+    and the strategy is exact over rows; off computes everything. Evaluation always does."""
+    recompute: Literal["off", "on"] = "off"
+    """Rows that dense products made and the backward pass reads: on computes them again where their operand is kept
+    anyway, for less memory and the time of these products; the same bits."""
+    tune: Literal["auto", "on", "off"] = "auto"
+    """Whether the first epochs on a CPU try the variants of its sparse products that the machine's figures leave open, at a
+    cost of at most about an epoch, and keep the fastest, in the run and the user's cache; no result changes. auto: those
+    that the epochs left can repay, but not with `timeline`; on: all; off: none."""
+    log: Literal["none", "tensorboard"] = "none"
+    """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""
+    timeline: bool = False
+    """Record when every op of a few epochs ran, on which stream: the run folder's timeline.json."""
+    memory_limit: Annotated[int, Range(0)] = 0
+    """Bytes that one rank may use; 0 takes what the machine or cgroup has free, divided by the ranks."""
+    timeout_s: Annotated[float, Range(above=0)] = 600.0
+    """Seconds after which a rank that waits for another gives up."""
+
+    def __post_init__(self) -> None:
+        _settle(self, "run")
+        _require(
+            self.delay == "none" or (self.delay.isascii() and self.delay.isdigit() and int(self.delay) <= MAX_DELAY),
+            f"run.delay must be none or a number of epochs in 0 .. {MAX_DELAY}, got {self.delay!r}",
+        )
+        object.__setattr__(self, "delay", self.delay if self.delay == "none" else str(int(self.delay)))
+        if self.transport == "nccl" and self.device == "cpu":
+            raise ConfigError("run.transport nccl moves data between GPUs; use --device cuda, or gloo on CPUs")
+        if self.transport == "gloo" and self.device == "cuda":
+            raise ConfigError(
+                "run.transport gloo moves host memory; with --device cuda use nccl, or threads on one GPU"
+            )
+        if self.precision == "tf32" and self.device == "cpu":
+            raise ConfigError("run.precision tf32 needs --device cuda; on a CPU use fp32, mixed, bf16 or fp64")
+        if self.precision == "mixed" and self.spmm == "cusparse":
+            raise ConfigError(
+                "run.precision mixed needs --spmm own: cuSPARSE rounds no results; or choose fp32 or bf16"
+            )
+        if self.transport == "single" and self.ranks > 1:
+            raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
+        if self.tune == "on" and self.device == "cuda":
+            raise ConfigError(
+                "debug.tune tries variants of a CPU's sparse products, got run.device cuda; leave --tune out, and time "
+                "a GPU's with mggcn tune --store"
+            )
+        if self.tune == "on" and self.timeline:
+            raise ConfigError("run.timeline would record epochs that debug.tune on makes slow; use one after the other")
+
+    @property
+    def delay_epochs(self) -> int | None:
+        """Epochs that a message of the delayed strategy takes; None: it is never sent."""
+        return None if self.delay == "none" else int(self.delay)
+
+    @property
+    def cut_bins(self) -> int:
+        """Bins of the split vertices of a cut, one of which exchanges its sums per epoch."""
+        return max(self.delay_epochs or 0, 1)
+
+    @property
+    def process_transport(self) -> Literal["gloo", "nccl"]:
+        """Transport between ranks that are processes."""
+        return "gloo" if self.device == "cpu" else "nccl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """All settings of a run; the run folder keeps them as config.toml, where some stand in [debug] (see DEBUG)."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        model = self.model
+        several = model.residual == "linear" or model.kind in ("gin", "gatv2", "rgcn")
+        if self.train.weight_decay_on == "first" and (several or (model.kind == "sage" and model.aggregator != "gcn")):
+            raise ConfigError(
+                "debug.weight_decay_on first is for models with one matrix in their first layer (gcn, gat, sgc, appnp, "
+                f"mlp, no linear residual), got model.kind {model.kind}, model.residual {model.residual}; use all"
+            )
+
+
+PARTS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
+TABLES = (*PARTS, "debug")
+"""Tables of settings in files and on the command line; those of [debug] are fields of the part that reads them."""
+
+
+def parse_value(table: str, key: str, value: Any) -> Any:
+    """Convert text or a TOML value to the type of the setting `table.key`.
+
+    Raises: ConfigError if the table or key is unknown or the value does not fit its type.
+    """
+    if table not in TABLES:
+        raise ConfigError(f"unknown table [{table}]{did_you_mean(table, TABLES)}; known are {', '.join(TABLES)}")
+    if (table, key) in RENAMED:
+        new, values = RENAMED[table, key]
+        meaning = ", ".join(f"{was} is now {now}" for was, now in values.items())
+        raise ConfigError(f"{table}.{key} has been renamed to {setting(table, new)}, and its values too: {meaning}")
+    part = DEBUG.get(key, table) if table == "debug" else table
+    owner = next((name for name, kind in PARTS.items() if key in fields_of(kind)), part)
+    if owner != part:
+        name = setting(owner, key)
+        raise ConfigError(f"unknown setting {table}.{key}; it belongs to [{name.partition('.')[0]}]: {name}")
+    if part == "debug":
+        meant = did_you_mean(key, DEBUG, "debug.")
+        raise ConfigError(f"unknown setting debug.{key}{meant}; known in [debug] are {', '.join(DEBUG)}")
+    return parse_field(PARTS[part], part, key, value)
+
+
+def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config:
+    """Return `base` (default: all defaults) with the settings of nested tables laid over it.
+
+    Settings of [debug] are also taken from the table of the part that reads them, where earlier versions had them.
+    Raises: ConfigError for an unknown table or key (the known ones are listed) or a value that does not fit.
+    """
+    config, parts = base or Config(), dict[str, dict[str, Any]]()
+    for table, settings in tables.items():
+        if not isinstance(settings, Mapping):
+            known = ", ".join(TABLES)
+            raise ConfigError(f"{table!r} must be a table such as [{table}], got {settings!r}; known are {known}")
+        if table not in TABLES:
+            raise ConfigError(f"unknown table [{table}]{did_you_mean(table, TABLES)}; known are {', '.join(TABLES)}")
+        for key, value in settings.items():
+            parsed = parse_value(table, key, value)
+            parts.setdefault(DEBUG[key] if table == "debug" else table, {})[key] = parsed
+    changed = {part: dataclasses.replace(getattr(config, part), **values) for part, values in parts.items()}
+    return dataclasses.replace(config, **changed)

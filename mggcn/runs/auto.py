@@ -1,0 +1,243 @@
+"""The choice behind `auto`: plan and price every strategy and order at hand, and take the fastest exact one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from mggcn.assemble.plan import (
+    STRATEGIES,
+    check_ranks,
+    figures_here,
+    memory_limit,
+    nccl_memory,
+    plan_shape,
+    resolve,
+    room_of,
+    this_machine,
+)
+from mggcn.config import Config, RunConfig
+from mggcn.cost.machine import Machine
+from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
+from mggcn.graph.csr import Graph
+from mggcn.partition.base import PartitionStats
+from mggcn.partition.cache.cuts import is_kept
+from mggcn.partition.cut.libra import LibraSettings
+from mggcn.partition.cut.partition import CutStats
+from mggcn.partition.locality.order import LocalitySettings
+from mggcn.partition.make import make_partition
+from mggcn.partition.metis.run import MetisSettings
+from mggcn.partition.order import MAX_PARTS
+from mggcn.planning.run import plan_run
+from mggcn.planning.select import Candidate, Choice, choose
+from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
+
+ORDERS = ("random", "none")
+"""Orders that cost nothing to make; METIS's parts are a candidate where they are kept."""
+ORDER_EDGES = 50_000_000
+"""Stored edges up to which an order by locality is made to be compared: some seconds; above, only a cached one is."""
+CUT_EDGES = 20_000_000
+"""Stored edges up to which a vertex cut is made to be compared; above, only a cached one is."""
+UNDELAYED: dict[str, Any] = {"delay": "0", "stale_aggregates": "discard"}
+"""Settings of the delayed strategy where no message is delayed."""
+DELAYED = "5"
+"""The delay that is listed beside the exact ones."""
+
+
+class NoChoiceError(PlanError):
+    """No exact strategy fits or is possible; `choice` has the table."""
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__(choice.reason)
+        self.choice = choice
+
+
+def is_auto(config: Config) -> bool:
+    """Return whether the plan has something to choose."""
+    return "auto" in (config.run.strategy, config.run.order)
+
+
+def resolve_auto(
+    config: Config, graph: Graph, machine: Machine | None = None, limit: int | None = None
+) -> tuple[Config, Choice | None]:
+    """Replace every `auto` of a configuration, strategy and order included; return the choice too, if there was one.
+
+    machine: where the seconds are predicted (default: `this_machine`); limit: bytes that a rank may use.
+    Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits;
+    ConfigError for delays without a strategy that has any.
+    """
+    room = room_of(config, None if limit is None else machine)
+    check_ranks(config, graph.num_vertices, graph.name, room)
+    config = _without_order(_without_delays(config))
+    if not is_auto(config):
+        return resolve(config, graph), None
+    machine = machine or this_machine(config)
+    base = resolve(_with_run(config, _fallback(config.run)), graph)
+    candidates = list(_candidates(config, base, graph, machine))
+    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit, room)
+    return _apply_choice(base, choice), choice
+
+
+def resolve_auto_shape(
+    config: Config, shape: GraphShape, replication: float, machine: Machine | None = None, limit: int | None = None
+) -> tuple[Config, Choice | None]:
+    """As `resolve_auto` for a bare shape, in expectation over random assignments; a vertex cut needs its replication."""
+    room = room_of(config, None if limit is None else machine)
+    check_ranks(config, shape.num_vertices, "the shape", room)
+    config = _without_order(_without_delays(config))
+    if not is_auto(config):
+        return config, None
+    machine = machine or this_machine(config)
+    base = _with_run(config, _fallback(config.run))
+    candidates = []
+    for run, exact in _variants(config.run, ("random",)):
+        trial = _with_run(base, run)
+        partition = "libra" if STRATEGIES[trial.run.strategy].kind == "cut" else "rows"
+        try:
+            plan = plan_shape(trial, shape, replication, machine)
+        except MggcnError as error:
+            candidates.append(_candidate(trial.run, partition, exact, None, str(error)))
+        else:
+            candidates.append(_candidate(trial.run, partition, exact, plan))
+    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit, room)
+    return _apply_choice(base, choice), choice
+
+
+def _without_delays(config: Config) -> Config:
+    """Raise if delay settings come with a strategy that ignores them. On one rank they are reset."""
+    run = config.run
+    named = [f"run.{name} {getattr(run, name)}" for name, value in UNDELAYED.items() if getattr(run, name) != value]
+    if not named:
+        return config
+    if run.strategy != "auto" and STRATEGIES[run.strategy].kind == "rows":
+        raise ConfigError(
+            f"{' and '.join(named)} would change nothing with run.strategy {run.strategy}, which delays no message; "
+            "use --strategy delayed, or --delay 0 --set debug.stale_aggregates=discard"
+        )
+    return config if run.ranks > 1 else _with_run(config, UNDELAYED)
+
+
+def _without_order(config: Config) -> Config:
+    """Reset an order that is `auto` beside a vertex cut, which has none."""
+    run = config.run
+    named = run.strategy != "auto" and STRATEGIES[run.strategy].kind == "cut"
+    return _with_run(config, {"order": "random"}) if named and run.order == "auto" else config
+
+
+def _apply_choice(base: Config, choice: Choice) -> Config:
+    """Return the configuration with what was chosen. Raises: NoChoiceError, with the table, if nothing can be."""
+    if choice.chosen is None:
+        raise NoChoiceError(choice)
+    settings = choice.require().settings
+    if settings is None:
+        raise PlanError("the chosen strategy has no settings")
+    taken = dict(settings["run"])
+    rows = STRATEGIES[taken["strategy"]].kind == "rows"
+    return _with_run(base, UNDELAYED | taken if rows else taken)
+
+
+def _with_run(config: Config, run: dict[str, Any]) -> Config:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, **run))
+
+
+def _fallback(run: RunConfig) -> dict[str, Any]:
+    """Settings to resolve the rest with, before strategy and order are chosen."""
+    return {
+        "strategy": "broadcast" if run.strategy == "auto" else run.strategy,
+        "order": "random" if run.order == "auto" else run.order,
+    }
+
+
+def _variants(run: RunConfig, orders: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield the settings of every variant, and whether it is exact; what the user named is not varied."""
+    names = list(STRATEGIES) if run.strategy == "auto" else [str(run.strategy)]
+    tried = orders if run.order == "auto" else (str(run.order),)
+    for name in names:
+        if STRATEGIES[name].kind == "rows":
+            for order in tried:
+                yield {"strategy": name, "order": order}, True
+        elif run.ranks > 1:
+            listed = run.delay if run.delay_epochs else DELAYED
+            for delay in ("0", listed, "none") if run.strategy == "auto" else (run.delay,):
+                yield {"strategy": name, "order": "random", "delay": delay}, delay == "0"
+
+
+def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: str = "") -> Candidate:
+    settings: dict[str, str] = {"strategy": run.strategy, "order": run.order}
+    name: str = run.strategy
+    if STRATEGIES[run.strategy].kind == "cut":
+        settings["delay"] = run.delay
+        name = f"{run.strategy} {'0c' if run.delay == 'none' else f'cd-{run.delay}'}"
+    order = run.order if STRATEGIES[run.strategy].kind == "rows" else ""
+    return Candidate(
+        strategy=name,
+        order=order,
+        partition=partition,
+        exact=exact,
+        plan=plan,
+        reason=reason,
+        settings={"run": settings},
+    )
+
+
+def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:
+    """Plan every variant on a graph; a partition is made once per order and number of bins."""
+    shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
+    nccl, figures = nccl_memory(base, machine), figures_here(base)
+    orders: tuple[str, ...] = ORDERS
+    # A cached partition has at most MAX_PARTS parts.
+    if ranks <= MAX_PARTS and is_kept(graph, MetisSettings(parts=ranks, seed=seed % 2**31).name):
+        orders = (*orders, "metis")
+    if ranks <= MAX_PARTS:
+        orders = (*orders, "locality")
+    known: dict[tuple[str, str, int], PartitionStats | str] = {}
+    for run, exact in _variants(config.run, orders):
+        trial = _with_run(base, run)
+        kind = STRATEGIES[trial.run.strategy].kind
+        bins = trial.run.cut_bins if kind == "cut" else 1
+        key = (kind, trial.run.order, bins)
+        if key not in known:
+            unasked = config.run.order == "auto" and kind == "rows"
+            known[key] = (unasked and _too_large(graph, trial)) or _count_partition(graph, shape, trial, kind, bins)
+        stats = known[key]
+        if isinstance(stats, str):
+            yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, stats)
+            continue
+        partition = "rows"
+        if isinstance(stats, CutStats):
+            partition = f"libra, replication {stats.replication:.2f}"
+        try:
+            plan = plan_run(trial, shape, stats, STRATEGIES[trial.run.strategy], nccl, figures=figures)
+        except (GraphError, PlanError) as error:
+            yield _candidate(trial.run, partition, exact, None, str(error))
+        else:
+            yield _candidate(trial.run, partition, exact, plan)
+
+
+def _too_large(graph: Graph, config: Config) -> str:
+    """Return why an order is too expensive to build for a comparison; "" if it is not, or is kept."""
+    run, seed = config.run, config.train.seed
+    if run.order != "locality" or graph.num_edges <= ORDER_EDGES:
+        return ""
+    if is_kept(graph, LocalitySettings(parts=run.ranks, seed=seed).name):
+        return ""
+    return f"not at hand; make it with mggcn partition --kind locality --parts {run.ranks} --seed {seed}"
+
+
+def _count_partition(graph: Graph, shape: GraphShape, config: Config, kind: Any, bins: int) -> PartitionStats | str:
+    """Return the statistics of a partition, or why it is not at hand."""
+    run, seed = config.run, config.train.seed
+    if kind == "cut" and run.ranks > MAX_PARTS:
+        return f"a vertex cut has at most {MAX_PARTS} parts"
+    if (
+        kind == "cut"
+        and graph.num_edges > CUT_EDGES
+        and not is_kept(graph, LibraSettings(parts=run.ranks, seed=seed).name)
+    ):
+        return f"no vertex cut at hand; make one with mggcn partition --parts {run.ranks} --seed {seed}"
+    try:
+        partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)
+    except MggcnError as error:
+        return str(error)
+    return partition_stats(config, graph, shape, partition)

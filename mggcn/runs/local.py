@@ -1,0 +1,88 @@
+"""Ranks of this process, and the flag with which signals stop them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from mggcn.assemble.plan import dense_products, threads_per_rank
+from mggcn.comm.failure import Interrupted, stops
+from mggcn.config import Config
+
+if TYPE_CHECKING:
+    from mggcn.comm.base import Communicator
+    from mggcn.train.loop import Stop
+
+
+def in_processes(config: Config) -> bool:
+    """Whether the ranks are processes of their own, rather than this one or threads of it."""
+    return config.run.transport == "nccl" or (config.run.transport == "gloo" and config.run.ranks > 1)
+
+
+def on_local_ranks(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
+    """Run `body` on every rank of this process: one, or P threads, which multiply as run.precision says until they end."""
+    with dense_products(config):
+        return on_threads(config, body)
+
+
+def on_threads(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
+    """Run `body` on every rank of this process, and leave torch's own settings of precision to it."""
+    import torch
+
+    from mggcn.comm.single import SingleCommunicator
+    from mggcn.comm.threads import run_threads
+
+    if config.run.ranks == 1:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads_per_rank(config))
+        try:
+            return [body(SingleCommunicator())]
+        finally:
+            torch.set_num_threads(before)
+    if config.run.timeline:
+        from mggcn.train.timeline import make_profiler
+
+        # Started first in another thread than the main one, the profiler complains on stderr.
+        with make_profiler(config.run):
+            pass
+    return run_threads(config.run.ranks, body, config.run.timeout_s)
+
+
+@contextlib.contextmanager
+def signalled_stop(*, saves: bool = True) -> Iterator[Stop]:
+    """Give a flag that SIGINT, SIGTERM and SIGHUP set, once; a second one acts at once.
+
+    Elsewhere than in a main thread it stays unset.
+
+    saves: whether there is something to save from the start. Until the flag's `saves` is true, a signal does what it did
+    before, and raises Interrupted where that was nothing.
+    """
+    from mggcn.train.loop import Stop
+
+    stop = Stop(saves=saves)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {s: signal.getsignal(s) for s in stops()}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if not stop.saves:
+            obey = before[signal.Signals(number)]
+            if callable(obey):
+                obey(number, frame)
+            raise Interrupted(number)
+        stop.signal = number
+        for s in before:
+            signal.signal(s, signal.SIG_DFL)
+
+    for s in before:
+        signal.signal(s, note)
+    try:
+        yield stop
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

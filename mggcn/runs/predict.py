@@ -1,0 +1,276 @@
+"""Class scores of every vertex in the original order: from a run folder, or of weights in memory.
+
+N vertices, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.assemble.plan import partition_graph, plan_graph
+from mggcn.comm.launch import run_ranks
+from mggcn.config import CLASS_SETTINGS, Config
+from mggcn.errors import ConfigError, RunError
+from mggcn.graph.class_names import recorded_names
+from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.ids import ids_of, rows_of
+from mggcn.graph.store import open_store
+from mggcn.host import python
+from mggcn.model.stack import HiddenLayer
+from mggcn.partition.base import Partition
+from mggcn.planning.run import RunPlan
+from mggcn.planning.shape import GraphShape
+from mggcn.runs.folder import known_plan, read_run, require_planned, seed_of_weights
+from mggcn.runs.local import in_processes, on_local_ranks
+from mggcn.runs.occupied import occupied
+from mggcn.runs.prediction_files import check_kind, check_layer, check_target, probabilities_of, write_predictions
+from mggcn.runs.weights import weights_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mggcn.assemble.rank import Rank
+    from mggcn.comm.base import Communicator
+
+
+def predict(
+    folder: Path,
+    out: Path | None = None,
+    *,
+    weights: str = "best",
+    seed: int | None = None,
+    probabilities: bool = False,
+    classes: bool = False,
+    layer: int | None = None,
+    store: Path | None = None,
+    vertices: Any = None,
+) -> Path:
+    """Write the scores of every vertex in the original order, (N, C) in the run's precision, as the suffix of `out` says.
+
+    weights: "best" (validation) or "last"; scores are logits unless `probabilities` or `classes`. Runs on the run's ranks.
+    seed: of a run with repeats, whose weights; by default those of the best validation score of all complete repeats.
+    layer: a hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are written instead of scores.
+    store: another one with the same features; it needs neither labels nor splits. vertices: the ids of those
+    that are wanted, in this order, as of `rows_of`; all are computed. Returns the path.
+    Raises: RunError if the run has no checkpoint; ConfigError for a seed that it does not have, if `out` cannot be written,
+    or if the features differ.
+    """
+    config, plan, job = read_run(folder)
+    require_planned(folder, plan)
+    name = "scores" if layer is None else f"layer-{layer}"
+    target = out or folder / f"{name}{'' if vertices is None else '-selected'}.npy"
+    trained_on = GraphShape(**plan["graph"])
+    check_target(target)
+    check_kind(trained_on.task, classes=classes, probabilities=probabilities)
+    check_layer(config.model, layer, classes=classes, probabilities=probabilities)
+    source = store or (Path(job["store"]) if job["store"] else None)
+    if source is None:
+        raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
+    if not (folder / "checkpoints" / "latest").exists():
+        raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
+    graph = open_store(source)
+    check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
+    ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
+    rewritten = classes or target.suffix != ".npy"
+    scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
+    arguments = {
+        "seed": seed_of_weights(folder, config, seed),
+        "store": str(source.resolve()),
+        "out": str(scored.resolve()),
+        "weights": weights,
+        "probabilities": probabilities,
+        "layer": layer,
+    }
+    try:
+        _score(config, folder, store, arguments)
+        if rows is not None:
+            some = np.load(scored, mmap_mode="r", allow_pickle=False)[rows]
+            np.save(scored, some, allow_pickle=False)
+            ids = ArrayRows(ids_of(graph)[rows])
+        if rewritten:
+            name = "score" if layer is None else "feature"
+            names = recorded_names(plan.get("class_names"), trained_on.num_classes) if layer is None else ()
+            write_predictions(scored, target, trained_on.task, classes=classes, ids=ids, name=name, class_names=names)
+        else:
+            scored.replace(target)
+    finally:
+        # A rank process that a signal ends leaves what it wrote.
+        scored.with_name(f".{scored.name}.tmp").unlink(missing_ok=True)
+        scored.unlink(missing_ok=True)
+    return target
+
+
+def _score(config: Config, folder: Path, store: Path | None, arguments: dict[str, Any]) -> None:
+    """Have the ranks of a run write their scores."""
+    if in_processes(config):
+        if store is not None:
+            partition_graph(config, open_store(store))  # once, before every rank looks for it
+        command = [*python("mggcn.runs.worker"), "predict", str(folder), "--arguments", json.dumps(arguments)]
+        with occupied(folder):  # ranks leave their reports and logs there
+            run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
+    else:
+        chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
+        on_local_ranks(config, lambda comm: predict_worker(comm, folder, arguments, chosen))
+
+
+def predict_worker(
+    comm: Communicator, folder: Path, arguments: dict[str, Any], chosen: Mapping[str, Tensor] | None = None
+) -> None:
+    """Score this rank's vertices into the shared file.
+
+    chosen: the run's weights, by default read from its folder, which no other command may be at work in then: ranks would
+    read those of different epochs.
+    """
+    from mggcn.assemble.rank import make_rank
+
+    config, recorded, job = read_run(folder)
+    # What is only evaluated needs no matrices of training epochs.
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, prune="off"))
+    graph, layer = open_store(arguments["store"]), arguments["layer"]
+    trained_on = GraphShape(**recorded["graph"])
+    if chosen is None:
+        chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
+    if layer is not None:
+        config, graph, plan, partition = plan_layer(config, graph, trained_on, layer)
+        chosen = weights_in(plan, chosen)
+    elif arguments["store"] == job["store"]:
+        plan, partition = known_plan(folder, config, graph)
+    else:
+        config, graph = for_scoring(config, graph, trained_on)
+        plan, partition = plan_graph(config, graph)
+    rank = make_rank(config, graph, plan, partition, comm)
+    rank.trainer.runtime.weights.load_state_dict(chosen)
+    write_scores(comm, rank, Path(arguments["out"]), graph, arguments["probabilities"])
+
+
+def check_alike(
+    config: Config, graph: Graph, trained_on: GraphShape, what: str = "the graph", run: str = "the run"
+) -> None:
+    """Refuse a graph that the weights cannot be applied to.
+
+    Raises: ConfigError for another number of features, or more relations than the run was trained on.
+    """
+    width, expected = graph.num_features, trained_on.num_features
+    if width != expected:
+        raise ConfigError(f"{what} has {width} features, {run} was trained on {expected}")
+    if config.model.kind == "rgcn" and graph.num_relations > trained_on.num_relations:
+        raise ConfigError(
+            f"{what} has {graph.num_relations} relations, {run} was trained on {trained_on.num_relations}; the model "
+            "has no weights for the others: give edges only the types that it was trained on, with the same numbers"
+        )
+
+
+def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[Config, Graph]:
+    """Return a graph that is only scored, with placeholders for the labels and splits that a rank reads.
+
+    trained_on: the graph that the weights come from. Raises: ConfigError as `check_alike`.
+    """
+    check_alike(config, graph, trained_on)
+    relations = max(graph.num_relations, trained_on.num_relations) if graph.num_relations else 0
+    types = {"labels": np.int8, "numbers": np.float32}
+    shape = (graph.num_vertices, trained_on.num_classes) if trained_on.task in types else (graph.num_vertices,)
+    labels = ArrayRows(np.zeros(shape, types.get(trained_on.task, np.int64)))
+    everything = ArrayRows(np.ones((1, graph.num_vertices), np.bool_))
+    graph = dataclasses.replace(
+        graph,
+        labels=labels,
+        splits={"train": everything},
+        num_classes=trained_on.num_classes,
+        num_relations=relations,
+    )
+    settings: dict[str, Any] = {
+        "schedule": "constant",
+        "metric": "mae" if trained_on.task == "numbers" else "accuracy",
+        **CLASS_SETTINGS,
+    }
+    train = dataclasses.replace(config.train, patience=0, **settings)
+    data = dataclasses.replace(config.data, splits="main", split=0)
+    return dataclasses.replace(config, train=train, data=data), graph
+
+
+def plan_layer(
+    config: Config, graph: Graph, trained_on: GraphShape, layer: int
+) -> tuple[Config, Graph, RunPlan, Partition]:
+    """Plan what ends with the output of a hidden layer, from 1, as scores. Raises: as `for_scoring`, `plan_graph`."""
+    width = config.model.hidden[layer - 1]
+    config, graph = for_scoring(config, graph, dataclasses.replace(trained_on, num_classes=width))
+    return config, graph, *plan_graph(config, graph, network=HiddenLayer(layer))
+
+
+def weights_in(plan: RunPlan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of a run's weights that a plan has."""
+    return {name: state[name] for name in plan.ranks[0].values.parameters}
+
+
+def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, probabilities: bool) -> None:
+    """Write the rows of every rank to one `.npy` by original id, beside the target, then rename. Collective."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    scores, ids, mine = _scored(rank)
+    try:
+        if comm.rank == 0:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+            np.lib.format.open_memmap(temporary, "w+", scores.dtype, (graph.num_vertices, scores.shape[1])).flush()
+        comm.barrier()
+        whole = np.lib.format.open_memmap(temporary, "r+")
+        whole[ids[mine]] = (probabilities_of(scores, graph.task) if probabilities else scores)[mine]
+        whole.flush()
+        comm.barrier()
+        if comm.rank == 0:
+            temporary.rename(target)
+    except OSError as error:
+        raise RunError(
+            f"the scores cannot be written to {target.parent}: {error.strerror}; choose another --out"
+        ) from error
+    finally:
+        if comm.rank == 0:
+            temporary.unlink(missing_ok=True)
+
+
+def _scored(rank: Rank) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
+    """Evaluate; return the scores (V, C) of a rank's rows, their ids, and which of them it counts. Collective."""
+    rank.trainer.evaluate()
+    rows = rank.trainer.runtime.inputs.owned
+    mine = slice(None) if rows.owned is None else rows.owned.cpu().numpy()
+    return rank.trainer.scores(), rows.ids.cpu().numpy(), mine
+
+
+def scores_here(
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    partition: Partition,
+    state: Mapping[str, Tensor],
+    kept: Rank | None = None,
+) -> npt.NDArray[np.floating]:
+    """Return the logits (N, C) of all vertices in the graph's order, in the run's precision.
+
+    kept: the only rank of a run, which needs no set-up and has its own weights back at the end. Cost: set-up of the
+    ranks, and one forward pass. Raises: ConfigError if the weights are those of another model.
+    """
+
+    def body(comm: Communicator) -> tuple[npt.NDArray[np.integer], npt.NDArray[Any]]:
+        from mggcn.assemble.rank import make_rank
+
+        rank = kept or make_rank(config, graph, plan, partition, comm)
+        runtime = rank.trainer.runtime
+        runtime.backend.activate()
+        before = runtime.weights.state_dict()
+        runtime.weights.load_state_dict(state)
+        scores, ids, mine = _scored(rank)
+        runtime.weights.load_state_dict(before)
+        return ids[mine], scores[mine]
+
+    parts = on_local_ranks(config, body)
+    whole = np.empty((graph.num_vertices, parts[0][1].shape[1]), parts[0][1].dtype)
+    for ids, scores in parts:
+        whole[ids] = scores
+    return whole

@@ -1,0 +1,50 @@
+"""A run that goes on with another number of ranks: what ranks share is in its checkpoint, all else is planned anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from mggcn.assemble.plan import check_available, memory_limit, plan_graph, resolve, room_of
+from mggcn.config import Config
+from mggcn.errors import ConfigError
+from mggcn.graph.csr import Graph
+from mggcn.planning.advice import require_fit
+from mggcn.runs.folder import read_run, require_graph, write_plan
+
+
+def with_ranks(config: Config, ranks: int) -> Config:
+    """Return the configuration of a run with another number of ranks.
+
+    Raises: ConfigError if its strategy's results or state depend on the number, or the number is impossible.
+    """
+    run = config.run
+    if ranks == run.ranks:
+        return config
+    if run.strategy == "delayed" and run.delay != "0":
+        why = "keeps messages in flight between" if run.delay_epochs else "leaves out the edges between"
+        raise ConfigError(
+            f"run.delay {run.delay} {why} its {run.ranks} ranks, so the run cannot go on with {ranks}; leave --ranks out, "
+            "or begin a new run with these weights: --start-from"
+        )
+    transport = "auto" if run.transport in ("single", run.process_transport) else run.transport
+    return dataclasses.replace(config, run=dataclasses.replace(run, ranks=ranks, transport=transport))
+
+
+def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) -> Config:
+    """Plan the run of a folder for the ranks that `config` names, if it was planned for others; return its configuration.
+
+    The results are those of the run that never stopped, but for rounding: sums have another order. Memory is checked as for
+    a new run. Cost: as planning; nothing if the number is the same.
+    Raises: RunError if the graph is another one; PlanError, ConfigError.
+    """
+    planned = read_run(folder)[2]["assignment"]
+    if not isinstance(planned, dict) or planned.get("ranks") == config.run.ranks:
+        return config
+    require_graph(folder, graph)
+    config = resolve(config, graph)
+    check_available(config)
+    plan, partition = plan_graph(config, graph)
+    require_fit(plan, config.run.memory_limit or memory_limit(config), room_of(config))
+    write_plan(folder, plan, partition, store, graph)
+    return config

@@ -1,0 +1,247 @@
+"""`mggcn tune`: measures what plans predict with, and writes it as a machine's file; or times the products of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mggcn.assemble.plan import memory_limit, plan_graph, plan_shape
+from mggcn.assemble.rank import gpu_of_rank, make_backend, make_rank
+from mggcn.backend.cpu.figures import ITEMS, Figures
+from mggcn.backend.cpu.kept_figures import figures_of
+from mggcn.backend.cpu.machine import processor_name, this_host
+from mggcn.config import Config, RunConfig
+from mggcn.errors import ConfigError
+from mggcn.files import reason, write_text
+from mggcn.graph.csr import Graph
+from mggcn.memory.units import free_bytes
+from mggcn.planning.advice import require_fit
+from mggcn.planning.shape import GraphShape
+from mggcn.runs.local import on_local_ranks
+from mggcn.tuning.epochs import Tuning
+from mggcn.tuning.exploration import Exploration, Limits
+from mggcn.tuning.findings import Findings
+from mggcn.tuning.messages import measure_links, measure_nccl
+from mggcn.version import __version__
+
+if TYPE_CHECKING:
+    from mggcn.backend.base import KernelBackend
+    from mggcn.backend.cuda.base import Device
+    from mggcn.comm.base import Communicator
+    from mggcn.train.loop import Stop
+
+MOST_EPOCHS = 40
+"""Some twenty variants twice each: products that are called seldom may be left undecided."""
+BUDGET = 3.0
+"""Epochs that trying all variants may cost by default."""
+REPORT_EVERY = 10
+"""Epochs between two lines that tell how far it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuneSettings:
+    """What is measured: threads of all ranks together, the numbers of ranks, and how long each figure may take."""
+
+    threads: int
+    ranks: tuple[int, ...] = (2, 4)
+    seconds: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or not self.ranks or min(self.ranks) < 2:
+            raise ConfigError(
+                f"mggcn tune needs 1 thread or more and numbers of ranks from 2 on, got {self.threads} and {self.ranks}"
+            )
+        if not 0 <= self.seconds < math.inf:
+            raise ConfigError(f"--seconds must be 0 or more for each figure, got {self.seconds:g}")
+
+
+def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """Measure this machine's cores, memory and transports, and return the content of its file.
+
+    The figures by which kernels are chosen are measured anew, too, and kept where runs find them.
+
+    folder: for the ranks' logs and results. report: called with what is measured next. Cost: under a minute on two cores,
+    and some seconds for each number of GPUs between which NCCL is measured.
+    Raises: CommError if ranks cannot be started.
+    """
+    processor = processor_name() or "unknown processor"
+    report("gathers, passes and dense products, by which kernels are chosen too")
+    figures = figures_of(this_host(settings.threads), free_bytes(), anew=True)
+    if not figures.measured:
+        report("other programs take the cores: what follows of them is assumed; run this again on a quiet machine")
+    return {
+        "name": "tuned",
+        "title": f"this machine ({processor}, {settings.threads} core{'s' * (settings.threads > 1)})",
+        "origin": "measured" if figures.measured else "assumed",
+        "device": device_table(figures, settings.threads),
+        "link": measure_links(settings.ranks, settings.threads, settings.seconds, folder, report),
+        "nccl": measure_nccl(settings.ranks, folder, report),
+    }
+
+
+def device_table(figures: Figures, threads: int) -> dict[str, Any]:
+    """Return the [device] table of this machine's cores together: the figures as bytes and FLOP per second, and a call.
+
+    A gathered row costs its bytes and `row_s`: rows of two widths from the nearest operand tell them apart.
+    """
+    near, wide, narrow = figures.footprints[0], figures.widths[-1], figures.widths[0]
+
+    def gathered_s(width: int, size: int) -> float:
+        return min(figures.entry_s(width, size, ahead=ahead) for ahead in (False, True))
+
+    by_byte = (gathered_s(wide, near) - gathered_s(narrow, near)) / (wide - narrow)
+    row_s = min(max(gathered_s(narrow, near) - narrow * by_byte, 0.0), 0.5 * gathered_s(narrow, near))
+    gather = [(float(size), wide / (gathered_s(wide, size) - row_s)) for size in figures.footprints]
+    probes = {name: _probe(cpu_backend(threads, name), threads) for name in ITEMS.values()}
+    dense = {item: figures.slowest_shape(item) for item in ITEMS}
+    return {
+        "kind": "cpu",
+        "count": 1,
+        "shared": True,
+        "cores": threads,
+        "memory_bytes": free_bytes(),
+        "copy": [[float(size), _digits(rate)] for size, rate in figures.copy],
+        "gather": [[size, _digits(rate)] for size, rate in gather],
+        "row_s": _digits(row_s),
+        "call_s": _digits(min(call_s for call_s, _ in probes.values())),
+        "gemm": {name: _digits(dense[item] or probes[name][1]) for item, name in ITEMS.items()},
+    }
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _probe(backend: KernelBackend, threads: int) -> tuple[float, float]:
+    """Return the seconds of a dense product with next to no work, and FLOP per second of a layer's, torch's where mggcn
+    has no kernels of its own: the best of some calls.
+    """
+
+    def least_s(rows: int, width: int) -> float:
+        a, b, out = (torch.zeros(n, width, dtype=backend.dtype) for n in (rows, width, rows))
+        found = math.inf
+        for _ in range(5):
+            began = time.perf_counter()
+            backend.matmul(a, b, out)
+            found = min(found, time.perf_counter() - began)
+        return found
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return least_s(1, 16), 2.0 * 8192 * 128**2 / least_s(8192, 128)
+    finally:
+        torch.set_num_threads(before)
+
+
+def cpu_backend(threads: int, precision: str) -> KernelBackend:
+    """Return the CPU's kernels in one precision, as a rank that has all threads gets them."""
+    config = Config(run=RunConfig(threads=threads, precision=precision))  # type: ignore[arg-type]
+    plan = plan_shape(
+        config, GraphShape(name="tune", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
+    )
+
+    def no_gpu() -> Any:
+        raise ConfigError("mggcn tune measures the CPU")
+
+    return make_backend(config, plan.ranks[0], no_gpu, figures=plan.figures)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place for the machine's file before a minute is spent. Raises: ConfigError."""
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"the machine's file cannot be written to {path}; name one with --out")
+
+
+def write_machine(content: Mapping[str, Any], path: Path) -> None:
+    """Write a machine's file with a comment on its origin, in one step. Raises: ConfigError if it cannot be written."""
+    stamp = time.strftime("%Y-%m-%d %H:%M")
+    text = f"# Measured by mggcn {__version__} tune, {stamp}, load average {os.getloadavg()[0]:.1f} at its end.\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text + _toml(content))
+    except OSError as error:
+        raise ConfigError(
+            f"the machine's file cannot be written to {path}: {reason(error)}; name another with --out"
+        ) from error
+
+
+def _toml(content: Mapping[str, Any]) -> str:
+    """Return a machine's file, one figure a line, as in the files that come with mggcn; TOML libraries take four lines."""
+
+    def value(plain: Any) -> str:
+        if isinstance(plain, dict):
+            return "{ " + ", ".join(f"{key} = {value(inner)}" for key, inner in plain.items()) + " }"
+        return json.dumps(plain)
+
+    def lines(table: Mapping[str, Any]) -> list[str]:
+        return [f"{key} = {value(plain)}" for key, plain in table.items()]
+
+    many = ("link", "nccl")
+    top = {key: plain for key, plain in content.items() if key not in ("device", *many)}
+    tables = [line for name in many for each in content.get(name, ()) for line in ("", f"[[{name}]]", *lines(each))]
+    return "\n".join([*lines(top), "", "[device]", *lines(content.get("device", {})), *tables, ""])
+
+
+def tune_products(
+    config: Config,
+    graph: Graph,
+    budget: float,
+    report: Callable[[str], None],
+    stop: Stop,
+    device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
+) -> Findings:
+    """Train, without a run folder, until the variants of all products are known or have cost `budget` epochs.
+
+    Ranks are threads. report: called now and then with how far it is. stop: ends it after an epoch, with what is known.
+    device_of: which device serves a rank under run.device cuda.
+    Cost: set-up, then at most MOST_EPOCHS epochs, with evaluations if they have products of their own; memory as planned.
+    Raises: ConfigError for cuSPARSE's products; PlanError if it does not fit; GraphError; TrainError.
+    """
+    if config.run.spmm != "own":
+        raise ConfigError(f"mggcn tune --store times mggcn's own products, got debug.spmm {config.run.spmm}; use own")
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=MOST_EPOCHS))
+    plan, partition = plan_graph(config, graph)
+    require_fit(plan, memory_limit(config))
+    found: list[Findings] = []
+
+    def body(comm: Communicator) -> None:
+        tuning = Tuning(comm, Limits(budget=budget, slowest=math.inf), found.append, MOST_EPOCHS)
+        rank = make_rank(config, graph, plan, partition, comm, device_of=device_of, tuning=tuning)
+        runtime = rank.trainer.runtime
+        for epoch in range(MOST_EPOCHS):
+            rank.trainer.step(epoch)
+            # Each rank sees a signal, or is done, at its own time; all must end after the same epoch.
+            ends = torch.tensor([stop.signal, not tuning.exploration.done])
+            comm.all_reduce(ends).wait()
+            if ends[0] or not ends[1]:
+                break
+            if comm.rank == 0 and (epoch + 1) % REPORT_EVERY == 0:
+                report(progress(epoch + 1, tuning.exploration))
+            if runtime.programs["evaluate"].aggregations != runtime.programs["train"].aggregations:
+                rank.trainer.evaluate()
+        rank.watch.close()
+
+    on_local_ranks(config, body)
+    return found[0]
+
+
+def progress(epochs: int, exploration: Exploration) -> str:
+    """Describe the progress of a rank."""
+    trials, cost = exploration.trials, exploration.cost_s / exploration.epoch_s
+    return (
+        f"epoch {epochs} of at most {MOST_EPOCHS}: {sum(trial.known for trial in trials)} of {len(trials)} sparse products "
+        f"are known, at a cost of {cost:.1f} epochs so far (rank 0)"
+    )

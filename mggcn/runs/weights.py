@@ -1,0 +1,80 @@
+"""Weights of runs: those that a run is scored with, and those that another one begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mggcn.config import Config
+from mggcn.errors import ConfigError, RunError
+from mggcn.files import reason
+from mggcn.model.runtime import check_state
+from mggcn.planning.run import RunPlan
+from mggcn.runs.folder import read_run, seed_of_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+START = "start.safetensors"
+"""File of a run folder with the weights that the run begins with, if they are not random."""
+
+
+def weights_of(folder: Path, config: Config, weights: str = "best", seed: int | None = None) -> dict[str, Tensor]:
+    """Return the weights of a run: "best" (validation) or "last".
+
+    seed: of a run with repeats; by default the one of the best validation score of all complete repeats.
+    Raises: RunError if it has none yet; ConfigError for a seed that it does not have.
+    """
+    from mggcn.train.checkpoint import load_checkpoint
+    from mggcn.train.repeats import load_repeat
+
+    part = "best" if weights == "best" else "weights"
+    if (repeat := seed_of_weights(folder, config, seed)) is not None:
+        return load_repeat(folder, repeat, part)
+    if (found := load_checkpoint(folder / "checkpoints")) is None:
+        raise RunError(
+            f"{folder} holds no checkpoint, and so no weights; train the run, in Python: call fit() or resume()"
+        )
+    return found[1].get(part) or found[1]["weights"]
+
+
+def weights_of_run(folder: Path) -> dict[str, Tensor]:
+    """Return the best weights of a run folder. Raises: as `weights_of`; RunError if it is none."""
+    return weights_of(folder, read_run(folder)[0])
+
+
+def check_start(plan: RunPlan, state: Mapping[str, Tensor]) -> None:
+    """Refuse weights that a run cannot begin with. Raises: ConfigError that names what differs from the model's."""
+    check_state(state)
+    expected = {name: tuple(p.shape) for name, p in plan.ranks[0].values.parameters.items()}
+    came = {name: tuple(value.shape) for name, value in state.items()}
+    names = sorted(expected.keys() | came.keys())
+    if differ := [name for name in names if expected.get(name) != came.get(name)]:
+        texts = [f"{name} is {came.get(name, 'absent')}, the model's {expected.get(name, 'absent')}" for name in differ]
+        raise ConfigError(
+            f"a run cannot start from weights of another model: {'; '.join(texts[:4])}; give it the model that they were "
+            "trained with, on a graph of as many features and classes"
+        )
+
+
+def keep_start(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Write the weights that a run begins with into its folder, for its ranks and for later."""
+    from mggcn.train.checkpoint import save_tensors
+
+    save_tensors({name: tensor.detach().cpu().clone() for name, tensor in state.items()}, folder / START)
+
+
+def start_of(folder: Path) -> dict[str, Tensor] | None:
+    """Return the weights that a run begins with, None if they are random. Raises: RunError if they are damaged."""
+    from safetensors import SafetensorError
+
+    from mggcn.train.checkpoint import load_tensors
+
+    if not (folder / START).exists():
+        return None
+    try:
+        state: dict[str, Tensor] = load_tensors(folder / START)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise RunError(f"{folder / START} is damaged: {reason(error)}; start the run again") from error
+    return state

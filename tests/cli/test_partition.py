@@ -1,0 +1,261 @@
+"""`mggcn partition`: what it prints, where the cut lies, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mggcn.errors import PlanError
+from mggcn.graph.store import open_store
+from mggcn.memory import units
+from mggcn.partition.cache import cuts
+from mggcn.partition.cache.cuts import find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
+from mggcn.partition.cut.libra import LibraSettings
+from mggcn.partition.locality.order import LocalitySettings
+from mggcn.partition.metis import run as metis
+from mggcn.partition.metis.run import MetisSettings
+from tests.cli.runs import refused, run_main
+from tests.partition.metis.test_run import needs_pymetis
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores") / "small"
+    assert run_main("generate", "rmat", folder, "--scale", 9, "--edge-factor", 8, "--seed", 11) == 0
+    return folder
+
+
+def test_a_cut_is_made_and_found_again(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the figures are not those of the cut that lies where the command says, or it is made twice."""
+    capsys.readouterr()
+    assert run_main("partition", store, "--kind", "libra", "--parts", 4, "--seed", 77) == 0
+    said = capsys.readouterr().out
+    folder = store / "partitions" / "libra-4-77-shuffled"
+    assert f"lies in {folder}" in said
+    assert "made in" in said
+    assert said.index("planned memory: ") < said.index("replication")
+    found = find_or_make_cut(open_store(store), LibraSettings(parts=4, seed=77), store / "partitions")
+    assert found.seconds is None
+    s = found.cut.statistics
+    assert s.num_edges == 4096
+    for text in (
+        f"replication {s.replication:.3f}",
+        f"balance {s.edge_balance:.4f}",
+        f"split vertices {s.split_share:.1%}",
+    ):
+        assert text in said
+    assert run_main("partition", "small", "--root", store.parent, "--parts", 4, "--seed", 77) == 0
+    again = capsys.readouterr().out
+    assert "made before" in again
+    assert f"replication {s.replication:.3f}" in again
+    assert "planned memory: " not in again
+    assert run_main("partition", store, "--parts", 4, "--seed", 77, "--force") == 0
+    assert "made in" in capsys.readouterr().out
+
+
+def test_options_decide_the_place(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if seed, order or --out do not reach the cut."""
+    assert run_main("partition", store, "--parts", 3, "--edges", "stored", "--out", tmp_path) == 0
+    assert run_main("partition", store, "--parts", 70, "--seed", 5, "--out", tmp_path) == 0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["libra-3-1-stored", "libra-70-5-shuffled"]
+    assert not (store / "partitions" / "libra-3-1-stored").exists()
+
+
+def test_what_is_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a wrong setting, a cut of another graph or too little memory gets through, or writes anything."""
+    out = ["--out", tmp_path / "cuts"]
+    assert "1 to 1024 parts, got 0" in refused(capsys, "partition", store, "--parts", 0, *out)
+    assert "1 to 1024 parts, got 2000" in refused(capsys, "partition", store, "--parts", 2000, *out)
+    assert "seed" in refused(capsys, "partition", store, "--parts", 2, "--seed", -3, *out)
+    assert "invalid choice" in refused(capsys, "partition", store, "--parts", 2, "--edges", "sorted", *out)
+    assert "invalid choice" in refused(capsys, "partition", store, "--parts", 2, "--kind", "hash", *out)
+    assert "needs --parts P" in refused(capsys, "partition", store, *out)
+    by_metis = ("partition", store, "--kind", "metis", *out)
+    assert "applies to Libra only, and METIS" in refused(capsys, *by_metis, "--parts", 2, "--edges", "stored")
+    assert "got 1025" in refused(capsys, *by_metis, "--parts", 1025)
+    by_locality = ("partition", store, "--kind", "locality", *out)
+    assert "Libra only, and an order by locality" in refused(capsys, *by_locality, "--parts", 2, "--edges", "stored")
+    assert "1 to 1024 parts, got 0" in refused(capsys, *by_locality, "--parts", 0)
+    assert "there is no nowhere" in refused(capsys, "partition", "nowhere", "--parts", 2, *out)
+    with monkeypatch.context() as patch:
+        patch.setattr(units, "free_bytes", lambda: 1000)
+        assert "1000 B are free" in refused(capsys, "partition", store, "--parts", 2, *out)
+        assert "1000 B are free" in refused(capsys, *by_locality, "--parts", 2)
+        patch.setattr(metis, "require_pymetis", lambda: None)
+        assert "1000 B are free" in refused(capsys, *by_metis, "--parts", 2)
+    assert not (tmp_path / "cuts").exists()
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in refused(capsys, "partition", store, "--parts", 2, "--out", tmp_path / "file")
+    assert run_main("partition", store, "--parts", 2, *out) == 0
+    other = tmp_path / "other"
+    assert run_main("generate", "rmat", other, "--scale", 9, "--edge-factor", 8, "--seed", 12) == 0
+    assert "built from a different version of graph" in refused(capsys, "partition", other, "--parts", 2, *out)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("what", [["--parts", "2"], ["--list"]], ids=" ".join)
+def test_no_torch_is_loaded(store: Path, tmp_path: Path, what: list[str]) -> None:
+    """Fails if a cut waits for torch, or pays its memory."""
+    code = "import sys; from mggcn.cli.entry import main; assert main(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, "partition", str(store), *what, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_pymetis
+def test_metis_is_made_and_found_again(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the figures are not those of the cut that lies where the command says, or it is made twice."""
+    capsys.readouterr()
+    command = ("partition", store, "--kind", "metis", "--parts", 4, "--seed", 77, "--out", tmp_path)
+    assert run_main(*command) == 0
+    said = capsys.readouterr().out
+    assert f"lies in {tmp_path / 'metis-4-77'}" in said
+    assert "made in" in said
+    assert said.index("planned memory: ") < said.index("edge cut")
+    found = find_or_make_edge_cut(open_store(store), MetisSettings(parts=4, seed=77), tmp_path)
+    assert found.seconds is None
+    s = found.cut.statistics
+    assert s.num_edges == 4096
+    halo = f"({min(s.halo_per_part):,} to {max(s.halo_per_part):,} rows that a part receives)"
+    for text in (
+        f"edge cut {s.cut_share:.1%} ({s.num_cut:,} of 4,096 edges)",
+        f"nonzero balance {s.nonzero_balance:.4f}",
+        f"row balance {s.row_balance:.4f}",
+        f"halo rows {s.halo_share:.1%} of the vertices {halo}",
+    ):
+        assert text in said
+    assert "backward" not in said
+    assert run_main(*command) == 0
+    again = capsys.readouterr().out
+    assert "made before" in again
+    assert "planned memory: " not in again
+    assert run_main(*command, "--force") == 0
+    assert "made in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_an_order_by_locality_is_made_and_found_again(
+    parts: int, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the figures are not those of the order that lies where the command says, or it is made twice."""
+    capsys.readouterr()
+    command = ("partition", store, "--kind", "locality", "--parts", parts, "--seed", 77, "--out", tmp_path)
+    assert run_main(*command) == 0
+    said = capsys.readouterr().out
+    assert f"lies in {tmp_path / f'locality-{parts}-77'}" in said
+    assert said.index("planned memory: ") < said.index("edges inside clusters") < said.index("made in")
+    found = find_or_make_locality(open_store(store), LocalitySettings(parts=parts, seed=77), tmp_path)
+    assert found.seconds is None
+    s = found.cut.statistics
+    assert s.num_edges == 4096
+    for text in (
+        f"edges inside clusters {s.inside_share:.1%} ({s.num_clusters:,} clusters",
+        f"average gap {s.gap:,.0f} places between the ends of an edge ({s.gap_before:,.0f} before)",
+        f"take {s.critical_path:.3f} times an even share",
+        f"nonzero balance {s.nonzero_balance:.4f}",
+        f"row balance {s.row_balance:.4f}",
+    ):
+        assert text in said
+    assert run_main(*command) == 0
+    again = capsys.readouterr().out
+    assert "made before" in again
+    assert "planned memory: " not in again
+    assert run_main(*command, "--force") == 0
+    assert "made in" in capsys.readouterr().out
+    assert run_main("partition", store, "--list", "--out", tmp_path) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.split()[:4] == [f"locality-{parts}-77", "locality", str(parts), "77"]
+    assert f"inside clusters {s.inside_share:.1%}" in line
+    assert f"nonzeros {s.nonzero_balance:.3f}, rows {s.row_balance:.3f}" in line
+
+
+@needs_pymetis
+def test_both_directions_of_a_directed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the rows that the backward pass receives are not said where they are others."""
+    folder = tmp_path / "directed"
+    np.savetxt(tmp_path / "edges.txt", [(u, (u * u + 1) % 97) for u in range(97)], fmt="%d")
+    assert run_main("prepare", tmp_path / "edges.txt", folder) == 0
+    capsys.readouterr()
+    assert run_main("partition", folder, "--kind", "metis", "--parts", 3) == 0
+    graph = open_store(folder)
+    assert not graph.symmetric
+    back = find_or_make_edge_cut(graph, MetisSettings(parts=3), folder / "partitions").cut.statistics.halo_t_per_part
+    assert f"halo rows of the backward pass {min(back):,} to {max(back):,}" in capsys.readouterr().out
+
+
+def test_memory_that_may_be_enough(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a graph is refused that METIS may well coarsen fast enough, or the doubt is not said."""
+
+    def reached(*_: object) -> None:
+        raise PlanError("reached")
+
+    graph = open_store(store)
+    memory = metis.metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric)
+    monkeypatch.setattr(metis, "require_pymetis", lambda: None)
+    monkeypatch.setattr(cuts, "metis", reached)
+    for free, doubtful in ((memory.least, True), (memory.most, False)):
+        monkeypatch.setattr(units, "free_bytes", lambda free=free: free)
+        capsys.readouterr()
+        assert run_main("partition", store, "--kind", "metis", "--parts", 2, "--out", tmp_path) == 2
+        said = capsys.readouterr()
+        assert "reached" in said.err
+        assert ("METIS may run out of memory" in said.out) == doubtful
+
+
+def test_without_pymetis(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a missing package is not answered with the line that installs it, or keeps Libra from working."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    command = ("partition", store, "--parts", 2, "--out", tmp_path)
+    assert 'pip install "mggcn[metis]"' in refused(capsys, *command, "--kind", "metis", code=1)
+    assert run_main(*command) == 0
+
+
+METIS_META = {
+    "format_version": 1,
+    "settings": {"kind": "metis", "parts": 3, "seed": 9},
+    "graph_sha256": "another",
+    "cut_share": 0.125,
+    "nonzero_balance": 1.25,
+    "row_balance": 1.5,
+}
+
+
+def test_the_list(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a figure of a cut is not in its line, or a folder that is no cut ends in a traceback."""
+    capsys.readouterr()
+    assert run_main("partition", store, "--list", "--out", tmp_path / "none") == 0
+    assert f"no cuts in {tmp_path / 'none'}" in capsys.readouterr().out
+    for parts in (16, 2):
+        assert run_main("partition", store, "--parts", parts, "--seed", 8, "--out", tmp_path) == 0
+    for name, meta in (("metis-3-9", json.dumps(METIS_META)), ("odd", '{"format_version": 1, "settings": [7]}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "meta.json").write_text(meta)
+    capsys.readouterr()
+    assert run_main("partition", store, "--list", "--out", tmp_path) == 0
+    title, header, *lines = capsys.readouterr().out.splitlines()
+    assert title.endswith(f" in {tmp_path}")
+    assert header.split() == ["name", "kind", "parts", "seed", "cost", "balance", "bytes"]
+    assert [line.split()[0] for line in lines] == ["libra-2-8-shuffled", "libra-16-8-shuffled", "metis-3-9", "odd"]
+    for line, parts in zip(lines[:2], (2, 16), strict=True):
+        s = find_or_make_cut(open_store(store), LibraSettings(parts=parts, seed=8), tmp_path).cut.statistics
+        assert line.split()[1:4] == ["libra", str(parts), "8"]
+        assert f"replication {s.replication:.3f}" in line
+        assert f"edges {s.edge_balance:.3f}, rows {s.row_balance:.3f}" in line
+        assert line.endswith(" KiB")
+    assert lines[2].split()[1:4] == ["metis", "3", "9"]
+    assert "edge cut 12.5%" in lines[2]
+    assert "nonzeros 1.250, rows 1.500" in lines[2]
+    assert lines[2].endswith("of another graph")
+    assert lines[3].split()[1:4] == ["?"] * 3

@@ -1,0 +1,118 @@
+"""`mggcn plan --machine`: plans for other machines, and the papers' figures that follow from a shape and a machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mggcn.comm.nccl_settings import SETTINGS
+from tests.cli.runs import refused, run_main
+
+PRODUCTS = [
+    *("--vertices", "2449029", "--edges", "123718280", "--features", "100", "--classes", "47", "--symmetric"),
+    *("--set", "model.hidden=256,256"),
+]
+XEON = ["--machine", "xeon-cluster"]
+ON_GPUS = ["--device", "cuda", "--ranks", 8]
+
+
+@pytest.fixture(autouse=True)
+def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tuned file, and no setting of NCCL, of whoever runs the tests is read."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_distgnns_table_8(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the work of products on one socket and on 16 is not what DistGNN's Table 8 says."""
+    assert run_main("plan", *PRODUCTS, *XEON) == 0
+    assert "77.19 billion operations on one rank" in capsys.readouterr().out
+    assert run_main("plan", *PRODUCTS, *XEON, "--ranks", 16, "--replication", 3.897) == 0
+    out = capsys.readouterr().out
+    assert "18.80 billion operations on each of 16 ranks" in out
+    assert "596,49" in out
+    assert "degree 51.5 x widths 100, 256, 256: 3.07 + 7.86 + 7.86" in out
+
+
+@pytest.mark.parametrize(("machine", "ratio", "free"), [("dgx-1", 1.5, "29.80 GiB"), ("dgx-a100", 0.75, "74.51 GiB")])
+def test_mg_gcns_ratios(capsys: pytest.CaptureFixture[str], machine: str, ratio: float, free: str) -> None:
+    """Fails if 1.5D takes other shares of 1D's time than MG-GCN 5.1 derives, or another machine's memory is used."""
+    arguments = [*PRODUCTS, *ON_GPUS, "--machine", machine]
+    assert run_main("plan", *arguments) == 0
+    out = capsys.readouterr().out
+    assert f"communication takes {ratio:.2f} of 1D's time" in out
+    assert "described from data sheets, not measured" in out
+    assert f"of {free} per rank" in out.splitlines()[0]
+    assert run_main("plan", *arguments, "--json") == 0
+    predicted = json.loads(capsys.readouterr().out)["predicted"]
+    assert predicted["time_ratio_15d"] == pytest.approx(ratio)
+    assert (predicted["machine"], predicted["origin"]) == (machine, "described")
+    assert len(predicted["training"]["ranks"]) == 8
+
+
+def test_seconds_of_the_papers_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a prediction leaves the order of magnitude of MG-GCN's epochs: products, 3 layers of 256, DGX A100."""
+    seconds = {}
+    for ranks in (1, 8):
+        arguments = [*PRODUCTS, "--device", "cuda", "--ranks", ranks, "--machine", "dgx-a100", "--json"]
+        assert run_main("plan", *arguments) == 0
+        seconds[ranks] = json.loads(capsys.readouterr().out)["predicted"]["training"]["seconds"]
+    # Published: 0.355 s and 0.067 s, with more sparse products than ours.
+    assert 0.355 / 3 < seconds[1] < 0.355
+    assert 0.067 / 3 < seconds[8] < 0.067
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nccl"), [("broadcast", "704.00 MiB"), ("halo", "1.34 GiB"), ("slice", "1.34 GiB")]
+)
+def test_nccls_memory_on_a_dgx(capsys: pytest.CaptureFixture[str], strategy: str, nccl: str) -> None:
+    """Fails if a plan of eight GPUs hides what NCCL takes of them, that this is an estimate, or counts it not."""
+    arguments = [*PRODUCTS, *ON_GPUS, "--machine", "dgx-h100", "--strategy", strategy]
+    assert run_main("plan", *arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("  NCCL  ")]
+    assert row.endswith(nccl)
+    assert any(line.startswith("  NCCL's bytes are an estimate") for line in lines)
+    assert run_main("plan", *arguments, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["nccl"]["sizes"]["p2p_channels"] == 8
+    assert all(rank["total_bytes"] >= sum(rank["regions"].values()) for rank in plan["per_rank"])
+
+
+def test_a_file_for_the_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a file is not read, or --memory-limit does not go before what the machine has."""
+    from mggcn.cost.machine import MACHINES
+
+    path = tmp_path / "cluster.toml"
+    path.write_text((MACHINES / "xeon-cluster.toml").read_text().replace("64 nodes", "six nodes"))
+    assert run_main("plan", *PRODUCTS, "--machine", path, "--memory-limit", "100GiB") == 0
+    out = capsys.readouterr().out
+    assert "predicted on six nodes" in out
+    assert "of 100.00 GiB per rank" in out
+    assert run_main("plan", *PRODUCTS, "--machine", path, "--memory-limit", "1GiB") == 2
+
+
+def test_what_cannot_be_planned_on_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if other devices, more ranks or another precision than the machine has are planned all the same."""
+    assert "add --device cuda" in refused(capsys, "plan", *PRODUCTS, "--machine", "dgx-1")
+    assert "add --device cpu" in refused(capsys, "plan", *PRODUCTS, *ON_GPUS, *XEON)
+    nine = ["--device", "cuda", "--ranks", 9, "--machine", "dgx-1"]
+    assert "dgx-1 has 8 devices, one for each rank, got 9 ranks" in refused(capsys, "plan", *PRODUCTS, *nine)
+    bf16 = [*ON_GPUS, "--precision", "bf16", "--machine", "dgx-1"]
+    assert "dense products in fp32, fp64, none in bf16" in refused(capsys, "plan", *PRODUCTS, *bf16)
+    assert "a file or one of assumed-cpu" in refused(capsys, "plan", *PRODUCTS, "--machine", "dgx-9")
+    sixteen = ["--ranks", 16, *XEON, "--replication"]
+    assert "--replication must lie in 1 .. 16" in refused(capsys, "plan", *PRODUCTS, *sixteen, 17)
+    assert "--replication must lie in 1 .. 16" in refused(capsys, "plan", *PRODUCTS, *sixteen, 0.5)
+
+
+def test_a_model_without_a_graph_has_no_aggregation_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if an MLP is said to aggregate."""
+    assert run_main("plan", *PRODUCTS, *XEON, "--set", "model.kind=mlp", "--ranks", 2) == 0
+    out = capsys.readouterr().out
+    assert "predicted on" in out
+    assert "aggregation work" not in out

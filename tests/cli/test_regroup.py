@@ -1,0 +1,101 @@
+"""Runs that go on with another number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mggcn
+from mggcn.errors import ConfigError
+from mggcn.runs.folder import read_run
+from tests.cli.runs import refused, result, run_main
+
+SETTINGS = ["--threads", 1, "--seed", 9177, "--set", "model.dropout=0.4", "--set", "model.hidden=6", "--quiet"]
+FP64 = [*SETTINGS, "--precision", "fp64"]
+
+
+@pytest.fixture(scope="module")
+def community(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("stores") / "community"
+    assert run_main("generate", "community", store, "--vertices", 200, "--edges", 900, "--seed", 71) == 0
+    return store
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def ranks(number: int, strategy: str = "broadcast") -> list[object]:
+    return ["--ranks", number, *(["--transport", "threads", "--strategy", strategy] if number > 1 else [])]
+
+
+@pytest.mark.covering(1, rest="slow")
+@pytest.mark.parametrize("after", [2, 1, 6])
+@pytest.mark.parametrize("strategy", ["broadcast", "halo", "slice", "delayed"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_run_of_four_ranks_goes_on_with_others(
+    community: Path, tmp_path: Path, after: int, strategy: str, optimizer: str
+) -> None:
+    """Fails if the optimiser's state, a row or an epoch is lost, or the losses differ by more than rounding."""
+    moves = ["--set", f"train.optimizer={optimizer}", *(["--set", "train.momentum=0.9"] if optimizer == "sgd" else [])]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run_main("train", community, *FP64, *moves, "--epochs", 9, *ranks(1), "--out", whole) == 0
+    assert run_main("train", community, *FP64, *moves, "--epochs", 4, *ranks(4, strategy), "--out", broken) == 0
+    assert run_main("train", "--resume", broken, "--ranks", after, "--epochs", 9, "--quiet") == 0
+    np.testing.assert_allclose(losses(broken), losses(whole), rtol=1e-9)
+    config, plan, job = read_run(broken)
+    assert config.run.ranks == job["assignment"]["ranks"] == plan["ranks"] == after
+    assert result(broken)["best"]["epoch"] == result(whole)["best"]["epoch"]
+    assert run_main("predict", broken) == 0
+
+
+@pytest.mark.parametrize(("delay", "why"), [("2", "messages in flight"), ("none", "leaves out the edges")])
+def test_state_that_belongs_to_its_ranks_is_refused(
+    community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], delay: str, why: str
+) -> None:
+    """Fails if a run whose results depend on the ranks goes on with others, or a refusal changes its folder."""
+    folder, delayed = tmp_path / "run", [*ranks(2, "delayed"), "--delay", delay]
+    assert run_main("train", community, *SETTINGS, "--epochs", 3, *delayed, "--out", folder) == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert why in refused(capsys, "train", "--resume", folder, "--ranks", 3, "--epochs", 5)
+    assert "run.ranks" in refused(capsys, "train", "--resume", folder, "--ranks", 0, "--epochs", 5)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert run_main("train", "--resume", folder, "--ranks", 2, "--epochs", 5, "--quiet") == 0
+
+
+def test_ranks_that_do_not_fit_leave_the_run_as_it_is(
+    community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if memory is not checked again, or the plan of the run is gone after a refusal."""
+    folder = tmp_path / "run"
+    limit = ["--set", "run.memory_limit=400MiB", "--set", "train.checkpoint_every=2"]
+    assert run_main("train", community, *SETTINGS, *limit, "--epochs", 2, "--out", folder) == 0
+    before = (folder / "plan.json").read_bytes()
+    limited = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(limited.replace("memory_limit = 419430400", "memory_limit = 1000"))
+    assert "needs" in refused(capsys, "train", "--resume", folder, "--ranks", 3, "--epochs", 4)
+    assert (folder / "plan.json").read_bytes() == before
+    (folder / "config.toml").write_text(limited)
+    assert run_main("train", "--resume", folder, "--epochs", 4, "--quiet") == 0
+
+
+def test_a_trainer_goes_on_with_other_ranks(community: Path, tmp_path: Path) -> None:
+    """Fails if Python's way differs from the command's, or the weights that it predicts with are those of before."""
+    settings: dict[str, Any] = {"threads": 1, "seed": 4477, "precision": "fp64", "epochs": 3}
+    trainer = mggcn.Trainer(mggcn.load(community), mggcn.GCN(hidden=6), out=tmp_path / "run", **settings)
+    trainer.fit()
+    rows = trainer.resume(6)
+    other = mggcn.Trainer(
+        mggcn.load(community), mggcn.GCN(hidden=6), ranks=3, transport="threads", out=tmp_path / "other", **settings
+    )
+    other.fit()
+    found = other.resume(6, ranks=2)
+    np.testing.assert_allclose([row["loss"] for row in found], [row["loss"] for row in rows], rtol=1e-9)
+    np.testing.assert_allclose(other.predict(), trainer.predict(), rtol=1e-7, atol=1e-9)
+    assert other.config.run.ranks == 2
+    with pytest.raises(ConfigError, match=r"run\.ranks"):
+        other.resume(8, ranks=0)

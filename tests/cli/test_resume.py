@@ -1,0 +1,74 @@
+"""What a resumed run takes of the machine that goes on with it, and what the loss of a rank says of going on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mggcn
+from mggcn.cli import train as command
+from mggcn.cli.entry import main
+from mggcn.config.files import from_toml
+from mggcn.errors import CommError, ConfigError
+
+
+def graph() -> mggcn.Graph:
+    edges = np.random.default_rng(8123).integers(0, 40, (2, 160))
+    labels = np.arange(40) % 3
+    return mggcn.load(edges, features=np.eye(40), labels=labels, splits={"train": labels < 2, "val": labels == 2})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of three epochs."""
+    mggcn.save(graph(), tmp_path / "store")
+    words = ["--epochs", "3", "--set", "model.hidden=4", "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(["train", str(tmp_path / "store"), *words]) == 0
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--threads", "1"], "threads", 1),
+        (["--set", "run.memory_limit=4GiB"], "memory_limit", 4 << 30),
+        (["--set", "run.timeout_s=77"], "timeout_s", 77.0),
+        (["--set", "run.bind=off"], "bind", "off"),
+        (["--set", "run.tune=off"], "tune", "off"),
+    ],
+)
+def test_a_resumed_run_takes_what_belongs_to_the_machine(words: list[str], name: str, value: object, run: Path) -> None:
+    """Fails if a run cannot go on with fewer threads or less memory, or goes on with what it had."""
+    assert main(["train", "--resume", str(run), "--epochs", "5", "--quiet", *words]) == 0
+    assert getattr(from_toml(run / "config.toml", saved=True).run, name) == value
+
+
+@pytest.mark.parametrize("setting", ["run.precision=fp64", "run.order=none", "model.hidden=8", "train.seed=5"])
+def test_a_resumed_run_keeps_what_changes_results(setting: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a run goes on as another one."""
+    assert main(["train", "--resume", str(run), "--epochs", "5", "--set", setting]) == 2
+    assert "what belongs to the machine: run.threads" in capsys.readouterr().err
+
+
+def test_resuming_in_python_takes_them_too(tmp_path: Path) -> None:
+    """Fails if Trainer.resume refuses threads, or a change of them changes a bit."""
+    losses = []
+    for more in ({}, {"threads": 1, "timeout_s": 50.0}):
+        trainer = mggcn.Trainer(graph(), mggcn.GCN(hidden=(4,)), ranks=1)
+        trainer.fit(epochs=2)
+        losses.append([row["loss"] for row in trainer.resume(epochs=4, **more)])  # type: ignore[arg-type]
+    assert losses[0] == losses[1]
+    with pytest.raises(ConfigError, match=r"of \[run\] what belongs to the machine: threads, bind"):
+        trainer.resume(epochs=6, precision="fp64")  # type: ignore[call-arg]
+
+
+def test_a_lost_rank_says_how_to_go_on(run: Path) -> None:
+    """Fails if the loss of a rank names neither what is saved nor the command that goes on."""
+
+    def lost() -> dict[str, object]:
+        raise CommError("rank 1 was ended by SIGKILL")
+
+    with pytest.raises(CommError, match=r"by SIGKILL; 3 epochs are saved, continue with: mggcn train --resume \S*run"):
+        command._train(run, True, lost)

@@ -1,0 +1,214 @@
+"""`mggcn tune`: what it measures is plausible, is written where plans find it, and is read back as written."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mggcn.backend.cpu import measure
+from mggcn.backend.cpu.spmm import CpuSpmm
+from mggcn.backend.spmm_choice import SpmmChoice
+from mggcn.cost.machine import read_machine
+from mggcn.errors import ConfigError
+from mggcn.graph.store import write_store
+from mggcn.runs import tune
+from mggcn.runs.tune import TuneSettings, write_machine
+from mggcn.tuning.exploration import BUDGET, Exploration, Trial
+from tests.cli.runs import refused, run_main
+from tests.graphs import make_graph, pattern
+
+SHAPE = ["--vertices", "1000", "--edges", "1e4", "--features", "8", "--classes", "3"]
+
+
+@pytest.mark.full
+def test_tune_writes_what_plans_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the figures do not land where plans look for them, cannot be read, or are not those of a computer."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(measure, "FOOTPRINTS", (2**18, 2**22))
+    monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
+    assert run_main("plan", *SHAPE, "--ranks", 2) == 0
+    before = capsys.readouterr().out
+    assert "which are assumed; run mggcn tune" in before or "assumed, not measured; run mggcn tune" in before
+    assert run_main("tune", "--ranks", "2", "--threads", "1", "--seconds", "0.01") == 0
+    said = capsys.readouterr().out
+    path = tmp_path / "mggcn" / "machine.toml"
+    assert f"written to {path}" in said
+    machine = read_machine(path)
+    assert (machine.origin, machine.device.kind, machine.device.cores) == ("measured", "cpu", 1)
+    assert [size for size, _ in machine.device.gather.points] == [2**18, 2**22]
+    rates = [rate for table in (machine.device.gather, machine.device.copy) for _, rate in table.points]
+    assert all(1e7 < rate < 1e13 for rate in rates)
+    assert set(machine.device.gemm) == {"fp32", "bf16", "fp64"}
+    assert all(1e8 < rate < 1e15 for rate in machine.device.gemm.values())
+    assert 1e-8 < machine.device.call_s < 1
+    assert 0 <= machine.device.row_s < 1e-5
+    assert [(link.transport, link.ranks) for link in machine.links] == [("threads", 2), ("gloo", 2)]
+    assert all(link.pooled and 0 <= link.busy <= 1 for link in machine.links)
+    assert all(1e-7 < seconds < 1 for link in machine.links for seconds in link.latency_s.values())
+    assert all(1e6 < rate < 1e13 for link in machine.links for rate in link.rates.values())
+    assert run_main("plan", *SHAPE, "--ranks", 2) == 0
+    out = capsys.readouterr().out
+    assert f"predicted on {machine.title}, parts of rank" in out
+    assert "not measured" not in out
+
+
+def store_of_many_variants(folder: Path) -> Path:
+    """A store whose sparse products go in several variants."""
+    graph = make_graph(pattern("directed", 300, 9), num_features=19, num_classes=4, sparse=True, weighted=True, seed=3)
+    write_store(graph, folder / "store")
+    return folder / "store"
+
+
+def test_tuned_products_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if training does not take what was measured, does not record it, or gets other numbers from it."""
+    store = store_of_many_variants(tmp_path)
+    run = ["--threads", 1, "--set", "model.hidden=33", "--set", "run.products=gemm-first"]
+
+    def train(name: str) -> list[float]:
+        assert run_main("train", store, *run, "--epochs", 5, "--out", tmp_path / name, "--quiet") == 0
+        return [json.loads(line)["loss"] for line in (tmp_path / name / "history.jsonl").read_text().splitlines()]
+
+    plain = train("plain")
+    assert not (tmp_path / "plain" / "products.json").exists()
+    # Whatever is fastest here: a variant that no model would choose wins by far.
+    original = Exploration.add
+
+    def add(self: Exploration, trial: Trial, kind: Any, variant: int, seconds: float) -> None:
+        original(self, trial, kind, variant, 1e-9 if trial.variants[variant].way == "blocks" else 9e-9)
+
+    monkeypatch.setattr(Exploration, "add", add)
+    assert run_main("tune", "--store", store, "--threads", 1, "--width", "33") == 0
+    said = capsys.readouterr().out
+    assert "the model: rows" in said
+    assert ", measured: 9.00 times as fast as rows" in said
+    assert "; blocks, 2 0.00 (2)" in said
+    assert "trying variants cost" in said
+    taken: list[SpmmChoice] = []
+    multiply = CpuSpmm.multiply
+
+    def recorded(self: CpuSpmm, adj: Any, h: Any, out: Any, **options: Any) -> None:
+        if out.shape[1] != 19:  # A X, a product of set-up alone: no epoch makes it
+            taken.append(self.choice(adj, h, out))
+        multiply(self, adj, h, out, **options)
+
+    monkeypatch.setattr(CpuSpmm, "multiply", recorded)
+    assert train("tuned") == plain
+    assert all(choice.reason.startswith("measured: 9.00 times as fast as rows") for choice in taken)
+    assert {choice.way for choice in taken} == {"blocks"}
+    table = json.loads((tmp_path / "tuned" / "products.json").read_text())["tables"][0]
+    assert len(table["products"]) == len(json.loads((store / "tuned.json").read_text())["tables"][0]["products"]) >= 2
+
+
+def test_a_damaged_table_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the advice of training, to measure again, does not help, or a place is refused after all timing."""
+    graph = make_graph(pattern("random", 60, 5), num_features=9, num_classes=4, sparse=False, weighted=False, seed=3)
+    store = tmp_path / "store"
+    write_store(graph, store)
+    (store / "tuned.json").write_text('{"tables": []}')
+    train = ["train", store, "--threads", 1, "--epochs", 1, "--out", tmp_path / "run", "--quiet"]
+    command = ["tune", "--store", store, "--threads", 1, "--set", "model.hidden=5", "--epochs", "1e9"]
+    assert "measure again with mggcn tune --store" in refused(capsys, *train)
+    assert run_main(*command) == 0
+    assert "tuned.json holds no measured products; measure again" in capsys.readouterr().out
+    assert run_main(*train) == 0
+    again = [*train[:-2], tmp_path / "tuned", "--tune"]
+    assert "leave --tune out" in refused(capsys, *again, "--device", "cuda")
+    assert "use one after the other" in refused(capsys, *again, "--timeline")
+    assert "leave --tune out" in refused(capsys, "plan", store, "--tune", "--device", "cuda")
+    assert run_main(*again) == 0
+    assert "no variant was left to try" in capsys.readouterr().out
+    assert "tuning" not in json.loads((tmp_path / "tuned" / "result.json").read_text())
+
+    def never(*_: Any) -> None:
+        raise AssertionError("timed before the store was found to be read-only")
+
+    monkeypatch.setattr(tune, "tune_products", never)
+    # As root, no folder is read-only.
+    (store / "tuned.json").unlink()
+    (store / "tuned.json").mkdir()
+    assert "cannot be written to" in refused(capsys, *command)
+
+
+def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if Ctrl-C is a traceback or looks like success, an empty table is written, or measured variants are not."""
+    store = store_of_many_variants(tmp_path)
+    command = ["tune", "--store", store, "--threads", 1, "--width", "33", "--epochs", "1e9"]
+    with monkeypatch.context() as patch:
+        patch.setattr(tune, "REPORT_EVERY", 1)
+        patch.setattr(tune, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
+        assert run_main(*command) == 130
+    out, err = capsys.readouterr()
+    assert "in up to 40 epochs of the run" in out
+    assert f"{store / 'tuned.json'} is not made" in out
+    assert err == "mggcn: interrupted by SIGINT\n"
+    assert not (store / "tuned.json").exists()
+    (store / "tuned.json").write_text('{"format_version": 1}')
+    monkeypatch.setattr(tune, "REPORT_EVERY", 5)
+    assert run_main(*command) == 0
+    out = capsys.readouterr().out
+    assert "tuned.json holds measured products of format 1" in out
+    assert "epoch 5 of at most 40: " in out
+    [table] = json.loads((store / "tuned.json").read_text())["tables"]
+    assert len(table["products"]) >= 2
+    assert all(row["way"]["reason"].startswith("measured: ") for row in table["products"])
+
+
+def test_the_cost_that_is_told_is_the_one_that_is_heeded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the help of tune tells another number of epochs than it uses, or that of train less than a run may cost."""
+    for command, told in (
+        ("tune", f"of up to {tune.MOST_EPOCHS} epochs"),
+        ("tune", f"left (default: {tune.BUDGET:g})"),
+    ):
+        assert run_main(command, "--help") == 0
+        assert told in " ".join(capsys.readouterr().out.split())
+    assert run_main("train", "--help") == 0
+    assert "at a cost of at most about an epoch" in " ".join(capsys.readouterr().out.split())
+    assert BUDGET <= 1
+
+
+def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if senseless ranks or a place that cannot be written are found out after a minute, or with a traceback."""
+    assert "--ranks expects numbers of ranks such as 2,4, got 'two'" in refused(capsys, "tune", "--ranks", "two")
+    assert "numbers of ranks from 2 on, got 1 and (1, 2)" in refused(capsys, "tune", "--ranks", "1,2", "--threads", 1)
+    assert "--seconds" in refused(capsys, "tune", "--seconds", "-1")
+    assert "leave --out out" in refused(capsys, "tune", "--store", tmp_path, "--out", tmp_path / "x.toml")
+    assert "with --store, --epochs says" in refused(capsys, "tune", "--store", tmp_path, "--seconds", "1")
+    for epochs in ("0", "-1", "nan", "inf"):
+        assert "--epochs must be a positive number" in refused(capsys, "tune", "--store", tmp_path, "--epochs", epochs)
+    run = [
+        "--root",
+        tmp_path,
+        "--config",
+        tmp_path / "c.toml",
+        "--set",
+        "model.hidden=3",
+        "--width",
+        "3",
+        "--epochs",
+        0,
+    ]
+    for option in (run[:2], run[2:4], run[4:6], run[6:8], run[8:]):
+        said = refused(capsys, "tune", *option)
+        assert f"{option[0]}: settings of a run" in said
+        assert "name it with --store" in said
+    assert "--root, --config, --set, --width, --epochs: settings" in refused(capsys, "tune", *run)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert "cannot be written to" in refused(capsys, "tune", "--out", blocked / "machine.toml")
+    with pytest.raises(ConfigError, match="with --out"):
+        write_machine({}, blocked / "machine.toml")
+    with pytest.raises(ConfigError, match="1 thread or more"):
+        TuneSettings(0)
