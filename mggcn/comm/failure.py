@@ -190,10 +190,10 @@ def first_error(endings: Sequence[Ending], signals: Sequence[int], folder: Path)
 
 
 def _left_early(endings: Sequence[Ending]) -> Ending | None:
-    """Return the first rank that ended with code 0 before another one failed or stood still; None if there is none."""
+    """Return the first rank that ended with code 0 before another one, or in one look with it, failed or stood still."""
     failed = [ending for ending in endings if ending.code not in (0, *STOP_CODES)]
     left = min((ending for ending in endings if ending.code == 0), key=lambda ending: ending.seen_s, default=None)
-    return left if left and failed and left.seen_s < min(ending.seen_s for ending in failed) else None
+    return left if left and failed and left.seen_s <= min(ending.seen_s for ending in failed) else None
 
 
 def _describe(ending: Ending, folder: Path) -> str:

@@ -204,10 +204,11 @@ def _watch(
 
 
 def _note_endings(ranks: Sequence[_Rank]) -> None:
+    now = time.monotonic()  # of all that one look finds: what ended first among them is not known
     for rank in ranks:
         code = rank.process.poll()
         if code is not None and rank.ending is None:
-            rank.ending = Ending(rank=rank.number, code=code, seen_s=time.monotonic())
+            rank.ending = Ending(rank=rank.number, code=code, seen_s=now)
 
 
 def _refuse_early(ranks: Sequence[_Rank]) -> None:

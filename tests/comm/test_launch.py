@@ -272,6 +272,8 @@ def test_a_rank_that_left_or_stands_still_is_blamed(tmp_path: Path) -> None:
     )
     assert str(first_error([lost, stopped], [], tmp_path)).startswith("rank 1 is stopped (SIGSTOP")
     assert first_error([left, Ending(rank=0, code=0, seen_s=2.1)], [], tmp_path) is None
+    together = Ending(rank=1, code=0, seen_s=lost.seen_s)  # found in one look: the lost connection follows from the end
+    assert str(first_error([lost, together], [], tmp_path)).startswith("rank 1 left with exit code 0")
     late = Ending(rank=1, code=0, seen_s=100.0)
     assert str(first_error([lost, late], [], tmp_path)) == "rank 0: rank 0 lost its connections"
     real = report(0, ConfigError("no such column"), 9.0, tmp_path)
