@@ -1,6 +1,6 @@
 """Plans a run on this machine from a graph and a configuration. Needs no torch.
 
-Only this module and assemble_rank.py name concrete classes and ask which device a run has.
+Only this module and rank.py name concrete classes and ask which device a run has.
 """
 
 from __future__ import annotations
