@@ -348,10 +348,13 @@ def kernel(name: str, kind: str = "", set_: str = "") -> Callable[..., None]:
     return function  # type: ignore[no-any-return]
 
 
+_clear_kernels = kernel.cache_clear
+
+
 @functools.cache
 def _forget_in_children() -> None:
     """Have forked children ask `require_threads` again."""
-    os.register_at_fork(after_in_child=kernel.cache_clear)
+    os.register_at_fork(after_in_child=_clear_kernels)
 
 
 if __name__ == "__main__":

@@ -475,10 +475,13 @@ def test_every_setting_is_described() -> None:
 @pytest.mark.parametrize("flags", [[], ["-OO"]])
 def test_settings_are_described_from_a_zip_file_without_docstrings(flags: list[str], tmp_path: Path) -> None:
     """Fails if the meanings come from docstrings that `python -OO` drops, or from files that a zip file does not have."""
-    package = Path(config_files.__file__).parent
+    package = Path(config_files.__file__).parents[1]
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
-        for file in [*package.glob("config*.py"), package / "errors.py", package / "files.py", package / "version.py"]:
-            archive.write(file, f"mggcn/{file.name}")
+        for file in [
+            *package.glob("config/*.py"),
+            *(package / f"{name}.py" for name in ("errors", "files", "version")),
+        ]:
+            archive.write(file, f"mggcn/{file.relative_to(package)}")
         archive.writestr("mggcn/__init__.py", "")
     program = "from mggcn.config.files import described; print(all(s.meaning for s in described()))"
     done = subprocess.run(

@@ -9,17 +9,19 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mggcn"
 ROOMS = (
+    "api",
+    "blocks",
+    "cli",
     "comm",
-    "commands",
     "cost",
+    "feed",
     "graph",
-    "jobs",
     "memory",
     "nn",
     "partition",
     "planning",
     "report",
-    "trace",
+    "runs",
     "train",
 )
 MOST = 5

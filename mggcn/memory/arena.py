@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mggcn.blocks.block import RowSet
@@ -30,7 +30,7 @@ class BufferSpec:
     cols: int
     dtype: str
     lifetime: str = "scratch"
-    row_set: RowSet | None = None
+    row_set: RowSet | None = field(default=None, kw_only=True)
 
     @property
     def ld(self) -> int:

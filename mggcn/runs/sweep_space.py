@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ EXAMPLES = 1000
 """Combinations that a TPE search checks before it trains any."""
 SEARCHES = ("grid", "random", "tpe")
 PRUNERS = ("none", "median")
-OPTIONS = {"trials": int, "seed": int, "search": str, "pruner": str}
+OPTIONS: dict[str, type[int] | type[str]] = {"trials": int, "seed": int, "search": str, "pruner": str}
 """Of [sweep]: fields of `Space`."""
 
 
@@ -37,8 +37,8 @@ class Space:
     trials: int | None = None
     seed: int = 1
     source: str = "grid"
-    search: str = ""
-    pruner: str = "none"
+    search: str = field(default="", kw_only=True)
+    pruner: str = field(default="none", kw_only=True)
 
     @property
     def num_points(self) -> float:

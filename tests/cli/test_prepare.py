@@ -242,7 +242,7 @@ def folder_bytes(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A list of weighted edges, and windows and buffers so small that it is built in files."""
-    for module in ("graph.build", "graph.edges"):
+    for module in ("graph.build.build", "graph.edges"):
         monkeypatch.setattr(f"mggcn.{module}.WINDOW", 100)
     monkeypatch.setattr("mggcn.graph.sources.edge_list.BLOCK_BYTES", 500)
     monkeypatch.setattr("mggcn.graph.sources.edge_list.SAVE_EVERY", 4)

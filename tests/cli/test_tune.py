@@ -167,14 +167,14 @@ def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
 
 
 def test_the_cost_that_is_told_is_the_one_that_is_heeded(capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if the help of tune tells another number of epochs than it uses, or that of train less than a run may cost."""
+    """Fails if the help of tune tells another number of epochs than it uses, or a setting less than a run may cost."""
     for command, told in (
         ("tune", f"of up to {tune.MOST_EPOCHS} epochs"),
         ("tune", f"left (default: {tune.BUDGET:g})"),
     ):
         assert run_main(command, "--help") == 0
         assert told in " ".join(capsys.readouterr().out.split())
-    assert run_main("train", "--help") == 0
+    assert run_main("settings", "debug.tune") == 0
     assert "at a cost of at most about an epoch" in " ".join(capsys.readouterr().out.split())
     assert BUDGET <= 1
 

@@ -256,7 +256,7 @@ def test_a_gpu_times_its_slices_and_takes_what_was_kept(tmp_path: Path, monkeypa
     assert slices == {32}
     assert sliced == pytest.approx(plain, rel=1e-5)
     assert losses(kept) == sliced
-    with pytest.raises(ConfigError, match=r"mggcn's own products, got run\.spmm cusparse"):
+    with pytest.raises(ConfigError, match=r"mggcn's own products, got debug\.spmm cusparse"):
         tune_products(config_of(1, device="cuda", spmm="cusparse"), graph, 2.0, lambda _: None, Stop())
 
 

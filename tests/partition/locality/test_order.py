@@ -332,7 +332,7 @@ def test_an_order_comes_back(tmp_path: Path) -> None:
         for name in ("inside_share", "gap", "nonzero_balance", "row_balance", "critical_path"):
             assert meta[name] == getattr(made.cut.statistics, name)
         assert meta["seconds"] == made.seconds
-    with pytest.raises(StoreError, match="another graph"):
+    with pytest.raises(StoreError, match="a different version of graph"):
         find_or_make_locality(open_store(tmp_path / "directed"), settings, cuts_folder(tmp_path / "empty"))
 
 
