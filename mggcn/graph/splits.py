@@ -52,11 +52,13 @@ def count_labels(graph: Graph, splits: str, split: int) -> npt.NDArray[np.int64]
 
     Cost: one pass over labels and splits.
     """
-    counts = np.zeros((3, graph.num_classes), np.int64)
+    counts, labels = np.zeros((3, graph.num_classes), np.int64), graph.labels
+    if labels is None:
+        return counts
     masks = [graph.splits.get(split_name(splits, name)) for name in SPLITS]
     chosen = [None if rows is None else rows.read(split, split + 1)[0] for rows in masks]
-    for start in range(0, graph.num_vertices if graph.labels is not None else 0, ROWS):
-        part = graph.labels.read(start, start + ROWS)  # type: ignore[union-attr]
+    for start in range(0, graph.num_vertices, ROWS):
+        part = labels.read(start, start + ROWS)
         for count, rows in zip(counts, chosen, strict=True):
             if rows is None:
                 continue

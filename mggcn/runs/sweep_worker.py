@@ -126,7 +126,7 @@ def main() -> int:
             return error.exit_code
         except MggcnError as error:
             answer["error"] = str(error)
-        except Exception as error:
+        except Exception as error:  # a trial may fail in any way: it is a row of the table, and the next one begins
             answer["error"] = f"{type(error).__name__}: {error}"
         busy.clear()
         answer["seconds"] = time.perf_counter() - started

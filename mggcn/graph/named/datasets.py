@@ -207,7 +207,7 @@ def _fetch(url: str, path: Path, most: int, sha256: str | None) -> None:
             # Certificates are those that Python trusts by itself, not those that come with requests.
             downloader = pooch.HTTPDownloader(bound, CHUNK, timeout=TIMEOUT_S, verify=trusted.cafile or trusted.capath)
             received.set_result(pooch.retrieve(url, sha256, path.name, path.parent, downloader=downloader))
-        except Exception as error:
+        except Exception as error:  # whatever ends a transfer, in pooch, requests or urllib3, is its caller's to tell
             received.set_exception(OSError(_root(error)))
 
     # A thread of its own, which may be left behind: requests has no bound on the whole duration of a transfer.
