@@ -49,7 +49,7 @@ def _watch() -> _Forks:
 def _pause() -> bool:
     """Return whether no runtime of OpenMP is loaded, or each has ended its threads; within a parallel region it cannot."""
     with open("/proc/self/maps") as maps:
-        return all(_paused(path) for path in _runtimes(maps))
+        return all([_paused(path) for path in _runtimes(maps)])  # each of them, also behind one that fails
 
 
 def _runtimes(maps: Iterable[str]) -> list[str]:

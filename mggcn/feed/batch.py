@@ -40,6 +40,8 @@ class Batch:
 
     def check(self, stack: Stack) -> None:
         """Compare the batch with the stack that was planned. Raises: PlanError for more rows or edges, or other ones."""
+        if self.rows.keys() != stack.rows.keys() or self.edges.keys() != set(stack.blocks):
+            raise PlanError(f"a batch needs the rows and edges of the blocks {', '.join(b.name for b in stack.blocks)}")
         for block, size in zip(stack.blocks, stack.capacities, strict=True):
             targets, sources, edges = self.rows[block.targets], self.rows[block.sources], self.edges[block]
             for what, count, most in (
@@ -51,8 +53,14 @@ class Batch:
                     raise PlanError(f"block {block.name!r} has {count} {what}, planned were at most {most}")
             if not np.array_equal(sources[: targets.size], targets):
                 raise PlanError(f"the sources of block {block.name!r} must begin with its targets")
-            if edges.indptr.shape != (targets.size + 1,) or edges.indptr[-1] != edges.indices.size:
-                raise PlanError(f"block {block.name!r} needs {targets.size + 1} row pointers that end at its edges")
+            ends, count = edges.indptr, edges.indices.size
+            ascending = ends.shape == (targets.size + 1,) and ends[0] == 0 and ends[-1] == count
+            if not ascending or (np.diff(ends) < 0).any():
+                raise PlanError(
+                    f"block {block.name!r} needs {targets.size + 1} row pointers, ascending from 0 to {count}"
+                )
+            if edges.values is not None and edges.values.shape != (count,):
+                raise PlanError(f"block {block.name!r} has {count} edges and {edges.values.size} values")
             if edges.indices.size and not 0 <= edges.indices.min() <= edges.indices.max() < sources.size:
                 raise PlanError(f"block {block.name!r} has an edge from outside its {sources.size} sources")
 

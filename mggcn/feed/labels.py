@@ -59,6 +59,10 @@ def rows_of_labels(graph: Graph, ids: npt.NDArray[np.int64], dtype: str) -> npt.
             f"{graph.name} has no labels, so nothing can be trained; add labels when you prepare the graph"
         )
     labels: npt.NDArray[Any] = graph.labels.array()[ids].astype(dtype if graph.task != "classes" else np.int32)
+    if graph.task == "labels":
+        labels[labels < 0] = np.nan
+    if graph.task != "classes" and np.isnan(labels).any():
+        raise GraphError("a batch's loss is a mean over known labels, and a seed lacks some: leave such vertices out")
     _check_labels(graph, ids, labels, np.ones(ids.size, np.uint8))
     return labels
 

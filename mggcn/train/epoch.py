@@ -19,6 +19,7 @@ from mggcn.backend.epoch_end import LOSS, SECONDS, STOP, Books
 from mggcn.backend.events import Eager
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import TrainConfig
+from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, Feed
 from mggcn.planning.run import SIGNALS
 from mggcn.train.nonfinite import origin_of_nonfinite
@@ -177,7 +178,10 @@ class TrainingEpoch:
         work.comm.check()
         work.runtime.begin_epoch(epoch)
         with work.watch.epoch(epoch):
-            for batch in self._feed.epoch(epoch):
+            batches = self._feed.epoch(epoch)
+            for number in range(self._steps):
+                if (batch := next(batches, None)) is None:
+                    raise PlanError(f"a feed of {self._steps} steps gave {number} batches in epoch {epoch + 1}")
                 self._load(batch)
                 self._repeatable()
 
@@ -196,7 +200,7 @@ class TrainingEpoch:
         steps = (
             self._work.books.history[start : start + count].cpu().numpy().reshape(last - first, self._steps, SIGNALS)
         )
-        signals: npt.NDArray[np.float64] = steps[:, -1]
+        signals: npt.NDArray[np.float64] = steps[:, -1].copy()
         signals[:, LOSS] = steps[:, :, LOSS].mean(1)
         return signals
 

@@ -261,6 +261,15 @@ def test_a_batch_that_was_not_planned_is_refused() -> None:
     odd = Batch({**batch.rows, MIDDLE: batch.rows[MIDDLE][::-1]}, batch.edges, batch.num_seeds)
     with pytest.raises(PlanError, match="must begin with its targets"):
         odd.check(Drawn(graph, 0, 1).stack)
+    above = batch.edges[ABOVE]
+    for edges, words in (
+        (BlockEdges(above.indptr[::-1].copy(), above.indices), "ascending from 0"),
+        (BlockEdges(above.indptr, above.indices, np.ones(1)), "edges and 1 values"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            Batch(batch.rows, {**batch.edges, ABOVE: edges}, 14).check(Drawn(graph, 0, 1).stack)
+    with pytest.raises(PlanError, match="needs the rows and edges of the blocks below, above"):
+        Batch(batch.rows, {ABOVE: above}, 14).check(Drawn(graph, 0, 1).stack)
     with pytest.raises(PlanError, match="must be the sources of block"):
         Stack((ABOVE, BELOW), small.capacities)
     with pytest.raises(PlanError, match="aggregates more often than the 2 blocks"):
