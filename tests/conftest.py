@@ -24,8 +24,8 @@ native.limit_spinning()  # processes that share the cores: before any test loads
 
 NEEDS = {
     "torch_geometric": [
-        *("graph/test_convert.py", "graph/test_join.py", "graph/test_relations.py", "graph/test_tables.py"),
-        *("model/test_beside_pyg.py", "model/test_pyg_module.py", "model/test_weights.py", "test_api.py"),
+        *("graph/test_convert.py", "graph/test_join.py", "graph/test_relations.py", "graph/sources/test_tables.py"),
+        *("interop/test_beside_pyg.py", "interop/test_pyg_module.py", "interop/test_weights.py", "api/test_trainer.py"),
     ],
     "matplotlib": ["report/test_breakdown.py", "report/test_gantt.py", "report/test_plots.py"],
     "tensorboard": ["train/test_tensorboard.py"],

@@ -24,9 +24,9 @@ from mggcn.graph.digests import Hasher
 from mggcn.graph.layout import graph_arrays
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_digests, write_store
+from tests.cli.test_bad_inputs import EDGES, HEADERS, MATRIX_MARKET, NPZ, TOML
 from tests.fuzz.mutate import mutate
 from tests.graphs import make_graph, pattern
-from tests.test_bad_inputs import EDGES, HEADERS, MATRIX_MARKET, NPZ, TOML
 
 
 @dataclass(frozen=True)

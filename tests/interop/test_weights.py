@@ -33,7 +33,7 @@ from mggcn.errors import ConfigError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.interop.weights import SYNONYMS, from_pyg, to_pyg
 from tests.graphs import make_graph, pattern
-from tests.model.test_beside_pyg import gin_conv, network_of
+from tests.interop.test_beside_pyg import gin_conv, network_of
 
 SEED = 8086
 

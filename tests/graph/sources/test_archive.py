@@ -20,7 +20,7 @@ from mggcn.graph.sources import archive
 from mggcn.graph.sources.archive import large_member
 from mggcn.graph.sources.npz import read_npz
 from mggcn.graph.sources.ogb import read_ogb
-from tests.graph.test_ogb import SPLIT, binary_layout, text_layout, write_table
+from tests.graph.sources.test_ogb import SPLIT, binary_layout, text_layout, write_table
 
 N = 9
 ENDS = np.random.default_rng(61).integers(0, N, (2, 40))

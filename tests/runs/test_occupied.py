@@ -18,7 +18,6 @@ from mggcn.errors import RunError
 from mggcn.runs.folder import make_run_folder
 from mggcn.runs.occupied import UNFINISHED, occupied
 
-ROOT = Path(__file__).resolve().parents[1]
 HOLD = """
 import sys, time, fcntl, os
 held = os.open(sys.argv[1], os.O_RDONLY)

@@ -30,8 +30,8 @@ from mggcn.graph.named import datasets
 from mggcn.graph.named.catalogue import DATASETS, Dataset, dataset_named
 from mggcn.graph.named.datasets import obtain
 from mggcn.graph.store import open_store
-from tests.graph.test_ogb import EDGES, SPLIT, N, text_layout, write_table
-from tests.graph.test_planetoid import made
+from tests.graph.named.test_planetoid import made
+from tests.graph.sources.test_ogb import EDGES, SPLIT, N, text_layout, write_table
 from tests.planted import plant
 
 SMALL = {"vertices": N, "edges": EDGES.shape[1], "features": 3, "classes": 3}
