@@ -72,12 +72,12 @@ def printable(name: object) -> str:
 
 
 def shown(text: object) -> str:
-    """Return a text of several lines as a terminal may show it: `printable`, line by line."""
+    """Return text of several lines, each made safe for a terminal by `printable`."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
 def one_line(text: str) -> str:
-    """Return the text of an error as one line that a terminal can show: what a file says may be part of it."""
+    """Return the text of an error as one line that is safe for a terminal, since it may quote a file."""
     line = printable(" ".join(text.splitlines()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
@@ -98,7 +98,7 @@ SYNONYMS = {
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return "; did you mean X?" for the known word that is most like one, "" if none is."""
+    """Return "; did you mean X?" for the known word most similar to `word`, "" if none is similar."""
     word = SYNONYMS.get(word.lower(), word)
     words = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), list(words), n=1)

@@ -33,7 +33,7 @@ LARGEST_HISTORY: Final = 1 << 30
 
 
 def no_regular_file(path: Path) -> str:
-    """Return what a path is that must not be read to its end, such as "a FIFO"; "" if it is a file, or nothing is there."""
+    """Return what a path is if it must not be read to its end, such as "a FIFO"; "" for a file or a missing path."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):  # opening it tells why
@@ -43,14 +43,14 @@ def no_regular_file(path: Path) -> str:
 
 
 def require_file(path: Path) -> Path:
-    """Return the path of what may be read to its end. Raises: OSError for a FIFO, device, socket or folder."""
+    """Return the path if it may be read to its end. Raises: OSError for a FIFO, device, socket or folder."""
     if kind := "a folder" if path.is_dir() else no_regular_file(path):
         raise OSError(errno.EINVAL, f"it is {kind}, expected a file", str(path))
     return path
 
 
 def open_file(path: Path, largest: int | None = None) -> BufferedReader:
-    """Open a file for reading. Raises: OSError for what is none, or has more than `largest` bytes."""
+    """Open a file for reading. Raises: OSError if it is not a regular file, or has more than `largest` bytes."""
     file: BufferedReader = BufferedReader(NamedFile(require_file(path)))
     if largest is not None and (size := os.fstat(file.fileno()).st_size) > largest:
         file.close()
@@ -60,7 +60,7 @@ def open_file(path: Path, largest: int | None = None) -> BufferedReader:
 
 @final
 class NamedFile(io.FileIO):
-    """A file whose errors name it when it is read, too: the system's do when it is opened alone."""
+    """A file whose errors of reading name it; the system's errors do so only on opening."""
 
     def readinto(self, buffer: Any) -> int | None:
         with self._named():
@@ -80,7 +80,7 @@ class NamedFile(io.FileIO):
 
 
 def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
-    """Return what a file holds. Raises: OSError as `open_file`."""
+    """Return the bytes of a file. Raises: OSError as `open_file`."""
     with open_file(path, largest) as file:
         return file.read()
 
@@ -91,12 +91,12 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 
 
 def read_json(path: Path, largest: int = LARGEST) -> Any:
-    """Return the value that a file holds. Raises: OSError as `open_file`; ValueError if it is not JSON."""
+    """Return the JSON value in a file. Raises: OSError as `open_file`; ValueError if it is not JSON."""
     return parse_json(read_bytes(path, largest))
 
 
 def read_object(path: Path, largest: int = LARGEST) -> dict[str, Any]:
-    """Return the JSON object that a file holds. Raises: OSError as `open_file`; ValueError if it holds anything else."""
+    """Return the JSON object in a file. Raises: OSError as `open_file`; ValueError if it holds anything else."""
     return parse_object(read_bytes(path, largest))
 
 
@@ -132,7 +132,7 @@ def reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def new_file(path: Path, *, durable: bool = True, keep: bool = True) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` when the block ends, whole; after an error, what was there stays.
+    """Open a file that replaces `path` as a whole when the block ends; after an error, the old file stays.
 
     Its name until then is new and not to be guessed, so that no link or FIFO that lies in wait is written to; what killed
     processes left there goes. durable: whether it must survive a loss of power. keep: False tries only whether it can
@@ -194,7 +194,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Make a folder where temporary ones lie, which goes when the block ends, or with the next one if it was killed.
+    """Make a temporary folder that is removed when the block ends or, if the process is killed, with the next one.
 
     The lock of the folder around it says that its owner lives. Raises: OSError.
     """
@@ -229,7 +229,7 @@ def _remove_abandoned(place: Path) -> None:
 
 
 def open_log(path: Path, *, anew: bool = False) -> BinaryIO:
-    """Open a file to which lines are added as they come; anew: an empty one. Raises: OSError for a link or a FIFO."""
+    """Open a file to append lines to; anew: empty it first. Raises: OSError for a link or a FIFO."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     if anew:
         path.unlink(missing_ok=True)
@@ -237,5 +237,5 @@ def open_log(path: Path, *, anew: bool = False) -> BinaryIO:
     file = os.fdopen(os.open(path, flags, 0o666), "ab")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return file

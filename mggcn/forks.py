@@ -16,7 +16,7 @@ HARD = 2
 
 
 def watch() -> None:
-    """Prepare this process for forks, once. Costs nothing until the first of them."""
+    """Prepare this process for forks, once. Cost: nothing until the first fork."""
     _watch()
 
 

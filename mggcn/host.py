@@ -16,7 +16,7 @@ _NO_LIMIT = 2**60
 
 
 def user_cache() -> Path:
-    """Return the folder of what commands find out and can find out again: below $XDG_CACHE_HOME, by default ~/.cache.
+    """Return the folder for results that can be computed again: below $XDG_CACHE_HOME, by default ~/.cache.
 
     A relative $XDG_CACHE_HOME counts as none, as its specification says: ranks may have other working folders.
     """
@@ -33,7 +33,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def python(module: str) -> list[str]:
-    """Return the command that runs a module of the package as a program, whatever is in the working folder.
+    """Return the command that runs a module of the package as a program, whatever files the working folder has.
 
     -m alone would look there first, and take a user's types.py or queue.py for the library's.
     """
@@ -43,7 +43,7 @@ def python(module: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """Bytes."""
+    """Memory of this machine, in bytes."""
 
     total: int
     available: int
@@ -67,7 +67,7 @@ def machine_memory(root: Path = Path("/")) -> MachineMemory | None:
 
 
 def process_bytes(name: str, root: Path = Path("/")) -> int:
-    """Return what this process holds now (VmRSS), or held at most (VmHWM); at most, too, where there is no /proc."""
+    """Return the bytes that this process holds now (VmRSS) or held at most (VmHWM); without /proc always the latter."""
     try:
         lines = (root / "proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
@@ -125,7 +125,7 @@ def _used(folder: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorUse:
-    """How this process got the cores it asked for, over a while."""
+    """How far this process got the cores that it asked for, over an interval."""
 
     waited: float
     """Share of the time in which its threads could run and did not: other programs had the cores."""
@@ -141,7 +141,7 @@ class ProcessorWatch:
         self._before = self._counts()
 
     def use(self) -> ProcessorUse | None:
-        """Return the use since the last look; None where the kernel does not count it (not Linux), or too little passed."""
+        """Return the use since the last call; None too soon after it, or where the kernel does not count it."""
         now, before = self._counts(), self._before
         if now is None or before is None:
             return None

@@ -310,12 +310,12 @@ def isa() -> str:
 
 
 def dense_isas() -> tuple[str, ...]:
-    """Return the instruction sets that the processor has of dense products' kernels, slowest first."""
+    """Return the instruction sets of dense products' kernels that the processor has, slowest first."""
     return ("baseline", "avx2", "avx512", "avx512_bf16")[: library().mggcn_isas()]
 
 
 def dense_isa() -> str:
-    """Return the instruction set of dense products."""
+    """Return the instruction set whose kernels run dense products."""
     return dense_isas()[-1]
 
 
@@ -325,7 +325,7 @@ def sets_in_use() -> str:
 
 
 def require_threads() -> None:
-    """Raises: BackendError in a forked child that would wait for its parent's threads (forks.py)."""
+    """Check that kernels can run. Raises: BackendError in a forked child that would wait for its parent's threads."""
     if forks.lacks_threads():
         raise BackendError(
             "this process was forked from one that has computed, and lacks its threads, which could not be ended before: "

@@ -34,7 +34,7 @@ class _Lasting(io.FileIO):
 
 
 def settle() -> None:
-    """Have prints of this process end nothing. To be called first of all, before the process opens a file.
+    """Make failing prints harmless for this process. Call it first of all, before the process opens a file.
 
     A closed stream is as /dev/null, and its number is taken: a file that got it would take in what other programs and
     libraries print. Letters that a stream cannot show are escaped.
@@ -47,7 +47,7 @@ def settle() -> None:
 
 
 def tell(text: str, stream: TextIO | None, end: str = "\n") -> None:
-    """Print at once, in whatever program this is; what the stream does not take ends nothing."""
+    """Print and flush, in any program; an error of the stream is ignored."""
     if stream is None:  # pythonw, and services without one
         return
     with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed
@@ -84,7 +84,7 @@ def _lasting(stream: TextIO | None, number: int) -> TextIO:
     if stream is not None:
         try:
             ours = stream.fileno() == number and not isinstance(getattr(now.buffer, "raw", None), _Lasting)
-        except (AttributeError, OSError, ValueError):  # it is no file
+        except (AttributeError, OSError, ValueError):  # it is not a regular file
             ours = False
         if not ours:
             return stream

@@ -32,7 +32,7 @@ PARTS = ("loss", "metric", "optimizer", "schedule")
 
 
 class ModelSettings(TypedDict, total=False):
-    """Table [model], but what the models' functions name themselves."""
+    """Table [model], without what the models' functions have as parameters of their own."""
 
     aggregator: Literal["gcn", "mean", "max"]
     activation: Literal["relu", "elu", "leaky_relu", "gelu"]
@@ -56,7 +56,7 @@ class ModelSettings(TypedDict, total=False):
 
 
 class Parts(TypedDict, total=False):
-    """What trains: by its name, or, for a user's own module, as a function or class."""
+    """Loss, metric, optimiser and schedule: a name or, for a user's own module, a function or class."""
 
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] | Loss
     metric: (
@@ -102,7 +102,7 @@ class ScheduleSettings(Continued, total=False):
 
 
 class Settings(ModelSettings, Parts, Continued, total=False):
-    """All settings but ranks."""
+    """All settings except ranks."""
 
     kind: Literal["gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "rgcn", "mlp"]
     hidden: Widths
@@ -167,7 +167,7 @@ class LoadArguments(TypedDict, total=False):
 
 
 def is_module(model: object) -> TypeGuard[Module]:
-    """Return whether something is a torch module, without loading torch."""
+    """Return whether an object is a torch module, without importing torch."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
 

@@ -88,7 +88,7 @@ class AggregationPlan(Protocol):
         ...
 
     def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
-        """Return what one aggregation does, in order, in the epochs e with e mod period = phase."""
+        """Return the steps of one aggregation, in order, in the epochs e with e mod period = phase."""
         ...
 
     def build(self, context: BuildContext) -> RankAggregations:

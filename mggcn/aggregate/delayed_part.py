@@ -60,7 +60,7 @@ class Part:
         return partial
 
     def end_split(self, partial: Accumulation) -> None:
-        """End the split rows."""
+        """Turn the split rows' partial results into results, and apply their epilogue."""
         if self.num_split:
             partial.end()
 
@@ -111,7 +111,7 @@ class DeviceLists:
         return comm.all_to_all(padded_rows(leaves), padded_rows(roots), self.leaf_counts, self.root_counts, after)
 
     def gather_leaves(self, partial: Accumulation, message: Tensor) -> None:
-        """Message (L, D) = the partial results of the leaves."""
+        """Write the partial results of the leaves to a message (L, D)."""
         partial.gather(self.leaves, message)
 
     def scatter_leaves(self, message: Tensor, partial: Accumulation) -> None:
@@ -128,7 +128,7 @@ class DeviceLists:
             partial.combine(part, rows)
 
     def gather_roots(self, partial: Accumulation, message: Tensor) -> None:
-        """Message (R, D) = the partial results of the roots, once for each leaf."""
+        """Write the partial results of the roots to a message (R, D), once for each leaf."""
         for rows, part in self._of_ranks(message):
             partial.gather(rows, part)
 
@@ -148,7 +148,7 @@ class DeviceLists:
 
 
 def device_lists(backend: KernelBackend, lists: Lists) -> DeviceLists:
-    """Return the lists on the device."""
+    """Upload the lists of split vertices."""
     bounds = [0]
     for count in lists.root_counts:
         bounds.append(bounds[-1] + count)

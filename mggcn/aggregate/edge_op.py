@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Columns(NamedTuple):
-    """Numbers of columns of an op's rows, for a result of a given width.
+    """How many columns each kind of row of an op has, for a result of a given width.
 
     operand: of a row that is sent. partial: of a row of the result before `end`, including what is accumulated beside it.
     shared: of a row that copies of a split vertex exchange: forwards `partial`; backwards the operand's first columns,
@@ -39,7 +39,7 @@ class Columns(NamedTuple):
         return 0 if self.partial == self.operand else self.partial
 
     def multiply(self, rows: int, columns: int, nnz: int, reuse: tuple[float, ...]) -> Multiply:
-        """Return the step of one tile."""
+        """Return the planned step that multiplies one tile."""
         return Multiply(rows, columns, nnz, self.operand, reuse, result=self.result)
 
 
@@ -59,7 +59,7 @@ class Share(NamedTuple):
 
 
 class ByHead(Protocol):
-    """An op whose heads do not need each other."""
+    """An op whose heads are independent of each other."""
 
     @property
     def heads(self) -> int: ...
@@ -71,7 +71,7 @@ class ByHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Rows of a result: out (V, D), what ends them, and tensors with the same rows that the op reads or keeps."""
+    """Rows of a result: out (V, D), their epilogue, and tensors with the same rows that the op reads or keeps."""
 
     out: Tensor
     epilogue: Epilogue | None = None
@@ -154,8 +154,9 @@ class EdgeOp(Protocol):
         ...
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        """Return the buffers that the op writes for its adjoint, one row per row of the result: lifetime "kept", named
-        `name`...
+        """Return the buffers that the op writes for its adjoint, one row per row of the result.
+
+        Their lifetime is "kept", and their names begin with `name`.
         """
         ...
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """A block of at most this size, whose edges change from step to step."""
+    """The plan of a block of at most this size, whose edges change from step to step."""
 
     size: Capacity
     exact = True

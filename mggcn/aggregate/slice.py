@@ -95,11 +95,11 @@ class SlicePlan:
         return () if self.symmetric else self.matrices
 
     def parts(self, cols: int, item_bytes: int) -> tuple[Part, ...]:
-        """Return this rank's part of every piece that is sent by itself."""
+        """Return this rank's part of every piece; each piece is a message of its own."""
         return parts(cols, len(self.counts), item_bytes, self.rank, halved=self.overlaps)
 
     def slot_units(self, part: Part) -> int:
-        """Return the units that a piece takes of each slot. A larger width takes no fewer, in all its pieces together."""
+        """Return the units that a piece takes of each slot. All pieces of a larger width take at least as many."""
         return max(self.counts[self.rank] * (part.every - part.units), self.num_vertices * part.units)
 
     def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
@@ -113,7 +113,7 @@ class SlicePlan:
         return tuple(BufferSpec(f"{name}.slice{k}", lines, ALIGNMENT // item, dtype) for k in (1, 2))
 
     def heads(self, op: EdgeOp, item_bytes: int) -> HeadSlices:
-        """Return how the heads of an op are dealt out."""
+        """Return which rank computes which heads of an op."""
         return HeadSlices.of(op, self.rank, self.counts, item_bytes)
 
     def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:

@@ -34,7 +34,7 @@ NUMBER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class HeadSlices:
-    """An op's heads, dealt out. counts: rows of every rank; unit: elements of 16 bytes; shares: of the ranks with heads."""
+    """Which rank computes which heads. counts: rows of every rank; unit: elements of 16 bytes; shares: by rank."""
 
     rank: int
     counts: tuple[int, ...]
@@ -43,7 +43,7 @@ class HeadSlices:
 
     @staticmethod
     def of(op: EdgeOp, rank: int, counts: tuple[int, ...], item_bytes: int) -> HeadSlices:
-        """Deal out the heads of an op. Raises: PlanError if it has none."""
+        """Distribute the heads of an op over the ranks. Raises: PlanError if it has none."""
         if op.by_head is None:
             raise PlanError(
                 f"run.strategy slice deals columns or heads to the ranks, and the edge operation {op.name} needs whole "
@@ -72,7 +72,7 @@ class HeadSlices:
         return sum(self.units(rank, back=back) for rank in range(len(self.shares)) if rank != self.rank)
 
     def buffers(self, name: str, dtype: str) -> tuple[BufferSpec, ...]:
-        """Return the two slots, and numbers of all vertices for an op that reads them."""
+        """Return the two slots and, for an op that reads them, a buffer of all vertices' numbers."""
         rows, everyone, item = self.counts[self.rank], sum(self.counts), ITEM_BYTES[dtype]
         sizes = [
             UNIT_BYTES * max(rows * self.others(back=back), everyone * self.units(self.rank, back=not back))

@@ -96,7 +96,7 @@ class Stages:
         return Send("broadcast", nbytes * (self.size - 1) if mine else 0, 0 if mine else nbytes, root)
 
     def plain(self) -> Iterator[Multiply | Send | Await]:
-        """Yield the steps one by one."""
+        """Yield the steps of all stages one by one."""
         for stage in range(self.size - 1):
             yield Await(stage)
             if stage != self.rank:

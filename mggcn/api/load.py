@@ -80,9 +80,7 @@ def load_source(
         names = arrays.pop("class_names", None)
         task = arrays.pop("task", None)
         if arrays:
-            raise GraphError(
-                f"{path} is a store and complete, {', '.join(sorted(arrays))} cannot be added; leave it out"
-            )
+            raise GraphError(f"{path} is a complete store: {', '.join(sorted(arrays))} cannot be added; leave it out")
         graph = with_task(with_features(open_store(path, verify), made), task)
         graph = with_options(with_class_names(graph, names), options, room)
         return graph if name is None else replace(graph, name=name)
@@ -262,7 +260,7 @@ def _load_features(value: Any) -> Any:
 
 
 def _load_companion(value: Any) -> Any:
-    """Load the array behind a path, each of a mapping; anything else is taken as it is."""
+    """Load the array at a path, or each of a mapping; anything else is returned as it is."""
     if isinstance(value, Mapping):
         return {key: _load_companion(item) for key, item in value.items()}
     if not isinstance(value, str | Path) or value == "edges":
@@ -279,7 +277,7 @@ def _load_companion(value: Any) -> Any:
         )
     if path.suffix in EDGE_LISTS:
         raise GraphError(
-            f"cannot load {path}: numbers of vertices are not read from text; numpy.save({path.stem + '.npy'!r}, "
+            f"cannot load {path}: arrays are not read from text; numpy.save({path.stem + '.npy'!r}, "
             "numpy.loadtxt(...)) writes a file that is read, or give a Parquet table or an array"
         )
     try:

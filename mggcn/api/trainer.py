@@ -537,7 +537,7 @@ class Trainer:
         return save(self._graph, path, overwrite=overwrite)
 
     def report(self) -> list[Path]:
-        """Draw the last run: curves, memory, tiles and one HTML file, as `mggcn report` does; return their paths.
+        """Draw the last run as `mggcn report` does: curves, memory, tiles and one HTML file; return their paths.
 
         Raises:
             RunError: Nothing was trained yet.

@@ -75,7 +75,7 @@ def threads_per_rank(config: Config) -> int:
 
 
 def host_of(config: Config) -> Host:
-    """Return this machine, or its first GPU, as the key of a run's measured variants of sparse products."""
+    """Return this machine, or its first GPU, as the key under which variants of sparse products are recorded."""
     if config.run.device == "cuda":
         from mggcn.backend.cuda.presence import gpu_host
 
@@ -84,7 +84,7 @@ def host_of(config: Config) -> Host:
 
 
 def figures_here(config: Config) -> Figures:
-    """Return a rank's share of what was measured of all threads on this machine; measure it if they are not known.
+    """Return a rank's share of the figures of all threads of this machine; measure them if they are not cached.
 
     Cost: at most 0.3 s once, for each number of threads and set of cores. Without compiled kernels: assumed figures.
     """
@@ -99,7 +99,7 @@ def figures_here(config: Config) -> Figures:
 
 
 def check_available(config: Config) -> None:
-    """Refuse a run that can be planned but not run here, in one line, before anything is written.
+    """Refuse a run that can be planned but not run on this machine, before anything is written.
 
     Raises: BackendError, ConfigError.
     """
@@ -280,7 +280,7 @@ def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:
 def bind_process(config: Config, rank: int) -> None:
     """Bind this process, which is one rank, to cores of one memory node, with a GPU to those beside it (debug.bind = auto).
 
-    To be called before threads are started. If anything is wrong with the GPU, `gpu_of_rank` reports it later.
+    Call it before threads are started. If anything is wrong with the GPU, `gpu_of_rank` reports it later.
     """
     run = config.run
     if run.bind == "off":

@@ -142,7 +142,7 @@ def make_rank(
     # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
     aggregations = _build_aggregations(context)
     runtime = _allocate_runtime(context, inputs, aggregations)
-    # A X, once, in the place of X.
+    # A X, once, where X was.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
     watch: Watch = Unwatched()

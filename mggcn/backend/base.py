@@ -104,12 +104,12 @@ class KernelBackend(Protocol):
 
     @property
     def partials(self) -> int:
-        """Row chunks whose column sums are added in a fixed order."""
+        """Number of row chunks whose column sums are added in a fixed order."""
         ...
 
     @property
     def team(self) -> Team:
-        """The threads of its kernels; one, for which there is nothing to choose, on a GPU."""
+        """The threads of its kernels; on a GPU always one."""
         ...
 
     @property
@@ -150,8 +150,8 @@ class KernelBackend(Protocol):
 
     @property
     def fuses_products(self) -> bool:
-        """Whether `matmul` applies an epilogue while rows lie in the cache; otherwise callers should multiply by blocks
-        of rows.
+        """Whether `matmul` applies an epilogue while rows are in the cache; if not, callers should multiply block by
+        block of rows.
         """
         ...
 
@@ -222,7 +222,7 @@ class KernelBackend(Protocol):
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
-        """Do the same as `softmax_xent` for targets (V, T) that are compared entry by entry; unknown entries get the
+        """Do the same as `softmax_xent` for targets (V, T), which are compared entry by entry; unknown entries get the
         gradient 0.
         """
         ...
@@ -234,8 +234,9 @@ class KernelBackend(Protocol):
         ...
 
     def entry_counts(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        """Do the same as `confusion` for known entries (V, T), positive above 0.5 and predicted positive above the
-        score 0.
+        """Do the same as `confusion` for the known entries of labels (V, T).
+
+        An entry is positive if its label is above 0.5, and predicted positive if its score is above 0.
         """
         ...
 
@@ -294,15 +295,15 @@ class KernelBackend(Protocol):
 
     @property
     def edges(self) -> EdgeKernels:
-        """Messages along edges, reduced at their destinations, and their gradients."""
+        """Kernels for messages along edges, reduced at their destinations, and for their gradients."""
         ...
 
     @property
     def neighbours(self) -> NeighbourKernels:
-        """Maximum of neighbours and attention over them, for a storage type of float32 or float64."""
+        """Kernels for the maximum of neighbours and attention over them; float32 or float64 storage only."""
         ...
 
     @property
     def norms(self) -> NormKernels:
-        """Layer norm and batch norm of dense rows."""
+        """Kernels for layer norm and batch norm of dense rows."""
         ...

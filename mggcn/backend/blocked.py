@@ -19,7 +19,7 @@ def product_grad_by_blocks(
     gradient: Gradient,
     out: Tensor | None = None,
 ) -> None:
-    """Implement KernelBackend.product_grad with as many rows at a time as `block` has, so that they stay in the cache."""
+    """Implement KernelBackend.product_grad block by block: as many rows at a time as `block` has stay in the cache."""
     step = max(1, block.shape[0])
     # The loop runs once even without rows: the first call initialises the column sums.
     for first in range(0, max(1, h.shape[0]), step):

@@ -15,7 +15,7 @@ def drop_threshold(probability: float) -> int:
 
 
 def keep_scale(probability: float) -> float:
-    """Return the factor of what dropout keeps, the inverse of the exact probability of keeping."""
+    """Return the factor of elements that dropout keeps: one over the exact probability of keeping one."""
     return 65536 / (65536 - drop_threshold(probability))
 
 

@@ -62,7 +62,7 @@ class Books:
     clock int64 (2,): seed and epoch; rates float64 (E,): learning rates; signals float64 (K,): those of the epoch, summed
     over ranks; history float64 (E, K): those of the last E epochs, epoch e in row e % E, as its rate is rates[e % E];
     own float64 (K,): what the next epoch's start from; halted int64 (1,): 0, or, once the loss or a gradient was not
-    finite, one more than the epoch; weights then stay as they were before it, and STOP of its row and of those behind it
+    finite, one more than the epoch; weights then stay as they were before it, and STOP of its row and of those after it
     is NaN, until halted is 0 again.
     """
 

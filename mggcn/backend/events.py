@@ -76,7 +76,7 @@ class MessageStream(CommStream, Protocol):
     def record(self) -> Mark: ...
 
     def mark(self) -> Mark:
-        """Return a point behind the rank's own work so far. A graph that is repeated runs there, its messages too."""
+        """Return a point after the rank's own work so far. A replayed graph runs there, its messages too."""
         ...
 
     def free_bytes(self) -> int:
@@ -100,7 +100,7 @@ whether that is this rank."""
 
 
 def alone(reason: str) -> tuple[str, bool]:
-    """The Agree of a rank that need not ask another."""
+    """Agree at once: the Agree of a single rank."""
     return reason, bool(reason)
 
 

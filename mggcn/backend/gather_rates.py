@@ -29,11 +29,11 @@ class Gather(Protocol):
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
-        """Bytes of the operand, and bytes per second of rows at random from it."""
+        """Pairs of bytes of the operand, and bytes per second of rows read at random from it."""
         ...
 
     def row_s(self, row_bytes: float, footprint: float) -> float:
-        """Return the seconds of a row of `row_bytes`, the average over random ones."""
+        """Return the average seconds of a random row of `row_bytes`."""
         ...
 
     def slice_bytes(self, row_bytes: int, footprint: float) -> int:

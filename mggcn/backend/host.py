@@ -11,7 +11,7 @@ from mggcn.backend.events import DONE, Done, Event
 
 @dataclass(frozen=True, slots=True)
 class HostStream:
-    """Data moves in the calling thread, or on threads of the transport for which it waits."""
+    """The comm stream of a host: data moves in the calling thread, or in threads of the transport that it waits for."""
 
     device: str = "cpu"
     host_waits: bool = True

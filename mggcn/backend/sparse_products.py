@@ -67,10 +67,10 @@ class SparseProducts(Protocol):
 
 
 class Explorer(Protocol):
-    """Finds out in the calls of a run which variants are fastest (`tuning/exploration.py`)."""
+    """Finds out from the calls of a run which variants are fastest (`tuning/exploration.py`)."""
 
     def explored(self, products: SparseProducts, now: Callable[[], float]) -> Spmm:
-        """Return products that run each call in the variant whose timing is most useful.
+        """Return products that run each call in the variant whose time is most worth knowing.
 
         now: returns the seconds of a clock once all work queued on the device is done.
         """

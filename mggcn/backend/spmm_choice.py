@@ -28,7 +28,7 @@ class SpmmChoice:
 
     @property
     def text(self) -> str:
-        """The variant and its sizes, in words."""
+        """Describe the variant and its sizes in words."""
         sizes = {"rows": "", "panels": f" of {self.panel} columns", "blocks": f", {self.blocks}"}
         return f"{self.way}{sizes[self.way]}" + (f", {self.ahead} ahead" if self.ahead else "")
 

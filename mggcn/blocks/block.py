@@ -82,5 +82,5 @@ class Stack:
 
     @property
     def seeds(self) -> RowSet:
-        """The rows whose scores the loss compares."""
+        """The rows whose scores the loss compares with targets."""
         return self.blocks[-1].targets

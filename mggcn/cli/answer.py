@@ -26,7 +26,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def printing(arguments: argparse.Namespace) -> Iterator[None]:
-    """Print the answer of a command that is to give it as JSON; an error leaves standard output empty."""
+    """Print the answer of a command under --json; an error leaves standard output empty."""
     if not getattr(arguments, "json", False):
         yield
         return
@@ -45,7 +45,7 @@ def printing(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: paths are text, records are objects, and numbers that are not finite are null."""
+    """Return a value in JSON's types: paths as text, records as objects, and numbers that are not finite as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({item.name: getattr(value, item.name) for item in dataclasses.fields(value)})
     if isinstance(value, Mapping):

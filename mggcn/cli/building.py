@@ -18,13 +18,13 @@ LINE_S = 30.0
 
 
 def room_for(folder: Path, memory: int) -> Room:
-    """Return the memory and the folder for building, which says its plan and how far it is."""
+    """Return the memory and the folder for building, which prints its plan and progress."""
     return Room(folder, memory, tell=_Progress().tell, announce=_announce, announce_columns=_announce_columns)
 
 
 @contextlib.contextmanager
 def kept_if_interrupted(store: Path) -> Iterator[Path]:
-    """Name the folder beside a store; say that it stays where the same command can continue from it."""
+    """Yield the folder beside a store; if it stays, print that the same command continues from it."""
     folder = None
     try:
         with beside(store) as folder:

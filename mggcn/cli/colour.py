@@ -9,7 +9,7 @@ CODES: Final = {"red": "31", "green": "32", "bold": "1"}
 
 
 def painted(text: str, colour: Literal["red", "green", "bold"], stream: TextIO) -> str:
-    """Return a text as it is to be printed on a stream."""
+    """Return a text with colours if the stream shows them."""
     return f"\x1b[{CODES[colour]}m{text}\x1b[0m" if has_colours(stream) else text
 
 

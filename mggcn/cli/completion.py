@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script."""
+    """Print the completion script of a shell."""
     if importlib.util.find_spec("shtab") is None:
         raise ConfigError('mggcn completion needs the package shtab: pip install "mggcn[completion]"')
     import shtab

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List, or make stores and print their places."""
+    """List data sets, or make their stores and print the paths."""
     from mggcn.errors import ConfigError, printable
     from mggcn.graph.named.catalogue import DATASETS, dataset_named, read_elsewhere
     from mggcn.graph.named.datasets import data_folder, obtain

@@ -110,13 +110,13 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, like all others."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message, what may have been meant, and where help is; exit code 2."""
+        """Print the message, a suggestion, and where to find help; exit code 2."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         self.exit(2, f"{_name()} {one_line(message)}{remedy(message, flags)}; see {self.prog} --help\n")
 
 
 def parse(parser: argparse.ArgumentParser, given: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments of a command. The command itself complains of what it does not know: it has the flags.
+    """Return the arguments of a command. Unknown ones are reported by the command's own parser, which has the flags.
 
     `mggcn`, and `mggcn help COMMAND`, are `mggcn --help` and `mggcn COMMAND --help`.
     """

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Generate, write and say what was written."""
+    """Generate a graph, write it, and print its extents."""
     from mggcn.cli.store import extents
     from mggcn.errors import printable
     from mggcn.graph.csr import columns

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Find or make the cut, or list those that are there; exit code 2 if there is too little memory."""
+    """Find or make the cut, or list existing ones; exit code 2 if there is too little memory."""
     from mggcn.cli.train import store_path
     from mggcn.graph.store import open_store
     from mggcn.partition.cache.cuts import cuts_folder
@@ -126,8 +126,8 @@ def _report(a: argparse.Namespace, stored: Stored[Any], text: str) -> None:
     how = {"kind": a.kind, "parts": a.parts, "seed": a.seed, "seconds": stored.seconds}
     a.answer = {"folder": stored.folder, **how, "statistics": stored.cut.statistics}
     print(shown(text))
-    made = "made before" if stored.seconds is None else f"made in {stored.seconds:.2f} s"
-    print(f"{made}, lies in {printable(stored.folder)}")
+    made = "made earlier" if stored.seconds is None else f"made in {stored.seconds:.2f} s"
+    print(f"{made}, saved in {printable(stored.folder)}")
 
 
 def summary(statistics: CutStatistics) -> str:

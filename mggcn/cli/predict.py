@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict and print the path."""
+    """Write predictions and print the path of the file."""
     path = predicting.predict(
         arguments.run_folder,
         arguments.out,

@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, check, write, and say what came."""
+    """Load, check and write a graph, and print its extents."""
     from mggcn.cli.building import kept_if_interrupted, room_for
     from mggcn.cli.store import extents
     from mggcn.errors import ConfigError, printable

@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draw and print the paths."""
+    """Draw the report and print the paths."""
     from mggcn.report import write_reports
 
     if arguments.out is not None and len(arguments.runs) == 1:
-        raise ConfigError(f"--out names the page of several runs, got {arguments.runs[0]} alone; leave --out out")
+        raise ConfigError(f"--out names the page of several runs, got {arguments.runs[0]} alone; remove --out")
     files = write_reports(arguments.runs, arguments.out)
     arguments.answer = {"files": files}
     print(*map(printable, files), sep="\n")

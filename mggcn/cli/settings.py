@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line of meaning for each setting, or all that is known of one."""
+    """Print one line about each setting, or everything about one."""
     key, settings = arguments.key, described()
     if key is not None and key not in TABLES:
         name = setting_name(key)
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     for setting in settings:
         print("\n".join(_described(setting, width, whole=len(settings) == 1)))
     if not settings[0].meaning:
-        print("this installation has no sources, which hold the meanings: see docs/settings.md")
+        print("this installation lacks the source files that describe settings; see docs/settings.md")
     return 0
 
 

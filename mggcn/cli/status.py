@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line for each run, also for a damaged one; more of a single one. Exit code 2 if one is damaged."""
+    """Print a line for each run, damaged ones included, or more about a single run. Exit code 2 if one is damaged."""
     folders = find_runs(arguments.runs or [Path("runs")])
     found: list[RunStatus | dict[str, str]] = []
     arguments.answer, damaged = {"runs": found}, False

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def extents(graph: Graph) -> dict[str, Any]:
-    """Return the extents of a graph as answers in JSON have them."""
+    """Return the extents of a graph for answers in JSON."""
     return {
         "name": graph.name,
         "vertices": graph.num_vertices,
@@ -82,7 +82,7 @@ def extents(graph: Graph) -> dict[str, Any]:
 
 
 def info_dict(graph: Graph, store: Path) -> dict[str, Any]:
-    """Return all figures of a store by name. Cost: as `info`."""
+    """Return all statistics of a store by name. Cost: as `info`."""
     from mggcn.graph.facts import describe
     from mggcn.graph.layout import graph_arrays, graph_sha256, npy_nbytes
     from mggcn.graph.profile import profile
@@ -103,7 +103,7 @@ def info_dict(graph: Graph, store: Path) -> dict[str, Any]:
 
 
 def info(graph: Graph, store: Path) -> str:
-    """Return all figures of a store as text. Cost: as `profile` and `describe`."""
+    """Return all statistics of a store as text. Cost: as `profile` and `describe`."""
     from mggcn.graph.facts import describe
     from mggcn.graph.layout import graph_arrays, graph_sha256, npy_nbytes
     from mggcn.graph.profile import profile

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--epochs",
         type=float,
         help="of up to 40 epochs of the run, how many epochs' seconds trying slower variants may cost, about, before the "
-        "rest is left (default: 3); Ctrl-C ends them and keeps what is known",
+        "rest is left (default: 3); Ctrl-C ends them and saves what is known",
     )
     group.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the run's settings")
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write and print."""
+    """Measure this machine, or products on a store; write the figures and print them."""
     return _tune_machine(arguments) if arguments.store is None else _tune_products(arguments)
 
 
@@ -111,7 +111,7 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     from mggcn.tuning.record import STORE_FILE, check_writable, outdated, read_choices, write_choices
 
     if arguments.out is not None:
-        raise ConfigError("mggcn tune --store keeps its table beside the store; leave --out out")
+        raise ConfigError("mggcn tune --store writes its table beside the store; remove --out")
     if arguments.seconds is not None:
         raise ConfigError(
             "--seconds is for figures of the machine; with --store, --epochs says what trying variants may cost"
@@ -134,12 +134,12 @@ def _tune_products(arguments: argparse.Namespace) -> int:
         read_choices(table, host)
     except StoreError as error:
         damaged = True
-        print(f"will be replaced, with all that it holds of this machine: {one_line(str(error))}", flush=True)
+        print(f"will be replaced, with all that it holds for this machine: {one_line(str(error))}", flush=True)
     if other := outdated(table):
         print(f"{printable(other)}, and make room for what is found", flush=True)
     print(
         f"trying the variants of sparse products in up to {MOST_EPOCHS} epochs of the run, of which slower ones may cost "
-        f"about {budget:g}; Ctrl-C ends them and keeps what is known",
+        f"about {budget:g}; Ctrl-C ends them and saves what is known",
         flush=True,
     )
     with signalled_stop() as stop:
@@ -148,12 +148,12 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     if (kept := found.kept()) or damaged:
         write_choices(table, host, kept)
     if kept:
-        print(f"written to {printable(table)}, which mggcn train reads on this machine with as many threads a rank")
+        print(f"written to {printable(table)}, which mggcn train reads on this machine with as many threads per rank")
     else:
         state = (
             "holds nothing of this machine now" if damaged else "stays as it is" if table.exists() else "is not made"
         )
-        print(f"nothing to keep, no other variant is faster: {printable(table)} {state}")
+        print(f"nothing to save, no other variant is faster: {printable(table)} {state}")
     products = [{"product": key, "variant": variant} for key, variant in kept.items()]
     arguments.answer = {"file": table if kept else None, "kept": products, "text": found.text}
     if stop.signal:

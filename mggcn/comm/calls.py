@@ -73,7 +73,9 @@ def all_reduce_call(buf: Tensor) -> Call:
 
 
 def all_to_all_call(out: Tensor, buf: Tensor, out_rows: Sequence[int], buf_rows: Sequence[int], size: int) -> Call:
-    """Raises: CommError if the row counts do not cover `out` and `buf`, or they differ in dtype, device or row length."""
+    """Describe an all_to_all. Raises: CommError if the row counts do not cover `out` and `buf`, or the two differ in
+    dtype, device or row length.
+    """
     for name, tensor, rows in (("out", out, out_rows), ("buf", buf, buf_rows)):
         _check_buffer(tensor)
         if len(rows) != size or min(rows) < 0 or tensor.dim() == 0 or sum(rows) != tensor.shape[0]:
@@ -117,7 +119,7 @@ def disagreement(calls: Mapping[int, Call]) -> str | None:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3` or `ranks 1, 2`."""
+    """Return the ranks in words: `rank 3` or `ranks 1, 2`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

@@ -82,7 +82,7 @@ class ControlStore:
         raise CommError(reason)
 
     def look(self, number: int | None = None) -> None:
-        """Learn of the abort of another rank; answer one that timed out and calls the roll of those in call `number`."""
+        """Check whether another rank aborted; answer the roll call of a rank that timed out in call `number`."""
         number = self.number if number is None else number
         try:
             if self._failure is None and self._store.check(["aborted"]):
@@ -93,7 +93,7 @@ class ControlStore:
             self._failure = self._failure or f"rank {self.rank} lost the host of the store: {error}"
 
     def suspects(self, number: int) -> str:
-        """Call the roll after a time-out: return for whom those in call `number` wait. Takes up to ROLL_CALL_S."""
+        """Call the roll after a time-out and say whom the ranks in call `number` wait for. Takes up to ROLL_CALL_S."""
         try:
             self._store.set(f"roll-{number}", "")
             self._store.set(f"present-{number}-{self.rank}", "")

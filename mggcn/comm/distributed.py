@@ -51,7 +51,7 @@ DESTROY_S: Final = 10.0
 
 
 class DeviceBackend(Protocol):
-    """What moves tensors of a device between processes: torch's backend `nccl`."""
+    """A torch backend that moves a device's tensors between processes: `nccl`."""
 
     def open(self, device: torch.device, timeout: timedelta) -> dist.ProcessGroup:
         """Return a group of all ranks that is connected. Collective; it may never return."""
@@ -182,7 +182,7 @@ class DistributedCommunicator:
         dist.destroy_process_group(self._host)
 
     def finish(self, work: dist.Work, number: int, call: Call) -> None:
-        """Wait for `work` of call `number`. Raises: CommError after an abort, a broken connection or `timeout_s`."""
+        """Wait for `work`, that of call `number`. Raises: CommError after an abort, a lost connection, or `timeout_s`."""
         self._await(lambda seconds: _over(work, seconds), number, f" in call {number} ({call})")
 
     def _await(self, done: Callable[[float], bool], number: int, where: str) -> None:

@@ -46,12 +46,12 @@ def stops() -> tuple[signal.Signals, ...]:
 
 
 def by_signal(number: int) -> str:
-    """Return the words that name what interrupted; Ctrl-C needs none."""
+    """Return " by SIGTERM" or the like, for a message about an interruption; "" for Ctrl-C."""
     return "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
 
 
 def signal_of(stop: KeyboardInterrupt) -> int:
-    """Return the signal that interrupted."""
+    """Return the number of the signal that raised `stop`."""
     return stop.signum if isinstance(stop, Stopped) else signal.SIGINT
 
 
@@ -81,7 +81,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_processes(error: BaseException) -> bool:
-    """Return whether that is because no thread or process could be started, which limits of both kinds end."""
+    """Return whether the error says that no thread or process could be started, because a limit on them was reached."""
     return any(words in str(error) for words in SHORT_OF_PROCESSES)
 
 
@@ -102,7 +102,7 @@ class Report:
 
     @staticmethod
     def of(rank: int, error: BaseException) -> Report:
-        """Describe `error`, raised on `rank` just now."""
+        """Describe `error`, which `rank` has just raised."""
         code = error.exit_code if isinstance(error, MggcnError) else 1
         text = str(error)
         if isinstance(error, SystemExit):
@@ -124,7 +124,7 @@ class Report:
         write_text(report_path(folder, self.rank), json.dumps(asdict(self), indent=1))
 
     def error(self) -> Exception:
-        """The exception again, of its own class where a message is enough to make one."""
+        """Return the exception, in its own class if that can be made from a message alone."""
         found = getattr(errors, self.name, None) or getattr(builtins, self.name, None)
         message = self.message if found is errors.DivergedError else f"rank {self.rank}: {self.message}"
         error: Exception = MggcnError(f"rank {self.rank}: {self.name}: {self.message}")
@@ -139,7 +139,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """The end of a rank."""
+    """How the process of a rank ended."""
 
     rank: int
     code: int
@@ -149,12 +149,12 @@ class Ending:
 
 
 def report_path(folder: Path, rank: int) -> Path:
-    """The file in which `rank` leaves its report."""
+    """Return the file in which `rank` leaves its report."""
     return folder / f"rank-{rank}.error.json"
 
 
 def log_path(folder: Path, rank: int) -> Path:
-    """The file of the output of `rank`, which is not 0."""
+    """Return the file that receives the output of `rank`; rank 0 has none."""
     return folder / f"rank-{rank}.log"
 
 
@@ -203,7 +203,7 @@ def _describe(ending: Ending, folder: Path) -> str:
             f"rank {ending.rank} is stopped (SIGSTOP, a debugger), and the others waited for it in vain; resume the run"
         )
     if ending.code == 0:
-        how = f"rank {ending.rank} left with exit code 0 before the work was done"
+        how = f"rank {ending.rank} exited with code 0 before the work was done"
     elif ending.code > 0:
         how = f"rank {ending.rank} ended with exit code {ending.code} and did not say why"
     else:
@@ -218,7 +218,7 @@ def _describe(ending: Ending, folder: Path) -> str:
 
 
 def log_tail(folder: Path, rank: int) -> str:
-    """The last lines that `rank` wrote."""
+    """Return the last lines of the log of `rank`."""
     try:
         text = _tail(log_path(folder, rank)).decode(errors="replace").strip()
     except OSError:

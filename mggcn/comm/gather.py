@@ -13,7 +13,7 @@ from mggcn.errors import BackendError
 
 
 def gather_texts(comm: Communicator, text: str) -> list[str]:
-    """Return the texts of all ranks, in their order, on each. Collective; the transport must carry host tensors.
+    """Return the texts of all ranks, in rank order, on every rank. Collective; the transport must carry host tensors.
 
     Bytes: each text to all other ranks, after a number from every rank.
     """
@@ -32,7 +32,7 @@ def gather_texts(comm: Communicator, text: str) -> list[str]:
 
 
 def refuse_shared(comm: Communicator, gpu: str) -> None:
-    """Make sure that no other rank uses this rank's GPU. Collective, before `use_stream`.
+    """Raise an error if another rank uses this rank's GPU. Collective; called before `use_stream`.
 
     gpu: its UUID, which differs between machines, and between the instances of a divided GPU.
     Raises: BackendError on all ranks, naming those that share one.
@@ -46,7 +46,7 @@ def refuse_shared(comm: Communicator, gpu: str) -> None:
     for number, ranks in ranks_of.items():
         if len(ranks) > 1:
             raise BackendError(
-                f"{name_ranks(ranks)} would use the same GPU (UUID {uuid.UUID(bytes=number)}), and each needs one of its "
+                f"{name_ranks(ranks)} would use the same GPU (UUID {uuid.UUID(bytes=number)}), but each needs its "
                 "own; start fewer ranks, have the launcher show each process its own GPU or all of them, or use "
                 "--transport threads for several ranks on one GPU"
             )

@@ -215,7 +215,7 @@ def _refuse_early(ranks: Sequence[_Rank]) -> None:
     """Raises: CommError if a rank ended as if its work were done, and others still wait for it."""
     for rank in ranks:
         if rank.ending is not None and rank.ending.code == 0:
-            raise CommError(f"rank {rank.number} left with exit code 0, and others still waited for it; resume the run")
+            raise CommError(f"rank {rank.number} exited with code 0 while others still waited for it; resume the run")
 
 
 def _note_stopped(ranks: Sequence[_Rank]) -> None:

@@ -100,7 +100,7 @@ class NcclMemory:
 
 
 def memory_from_dict(content: Mapping[str, Any]) -> NcclMemory:
-    """Invert NcclMemory.to_dict."""
+    """Return the NcclMemory that `to_dict` wrote."""
     measured = (NcclMeasured(**{**m, "sizes": NcclSizes(**m["sizes"])}) for m in content["measured"])
     return NcclMemory(NcclSizes(**content["sizes"]), tuple(measured))
 

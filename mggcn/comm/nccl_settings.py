@@ -52,13 +52,13 @@ CHUNK_BYTES: Final = 2**19
 
 
 def missing_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that mggcn adds to those that the user made, under these names or others."""
+    """Return mggcn's settings of NCCL that the user has not set, whether by name or by an equivalent name."""
     names = {name: (name, *SAME.get(name, ())) for name in SETTINGS}
     return {name: SETTINGS[name] for name in SETTINGS if not any(same in given for same in names[name])}
 
 
 def user_settings(environ: Mapping[str, str], system: Path = SYSTEM_FILE) -> dict[str, str]:
-    """Return what the user set of NCCL: in the environment, else in NCCL's files, the user's before the system's."""
+    """Return the user's settings of NCCL: from the environment, then the user's file, then the system's."""
     named = environ.get("NCCL_CONF_FILE")
     own = Path(named) if named else Path(environ.get("HOME") or Path.home()) / ".nccl.conf"
     return _of_file(system) | _of_file(own) | {name: text for name, text in environ.items() if name.startswith("NCCL_")}

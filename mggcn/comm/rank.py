@@ -55,14 +55,14 @@ def rank_main(
 
 
 def torchrun_main(timeout_s: float, body: Callable[[Communicator], None], transport: str = "gloo") -> int:
-    """As `rank_main`, for a rank that torchrun started; a failure is printed: torchrun reads no reports."""
+    """Do as `rank_main` for a rank that torchrun started; a failure is printed, because torchrun reads no reports."""
     rank, _, _ = _require_torchrun()
     _die_with_parent(os.getppid())
     return _run(rank, None, lambda: connect_torchrun(timeout_s, transport), body)
 
 
 def ready_for_signals() -> None:
-    """Have SIGINT, SIGTERM and SIGHUP end this rank at once, in order: nothing is to be saved before it trains.
+    """Let SIGINT, SIGTERM and SIGHUP end this rank at once, but cleanly: before training there is nothing to save.
 
     Its launcher blocks them while Python starts, and sends them to all ranks.
     """
@@ -89,7 +89,7 @@ def gpu_index(rank: int, num_gpus: int) -> int:
     if index >= num_gpus:
         where = "" if found is None else f" (local rank {index})"
         raise BackendError(
-            f"rank {rank}{where} needs a GPU of its own, and this machine shows {num_gpus}; start fewer ranks, use "
+            f"rank {rank}{where} needs its own GPU, but this machine shows {num_gpus}; start fewer ranks, use "
             "--transport threads for several ranks on one GPU, or look at CUDA_VISIBLE_DEVICES"
         )
     return index
@@ -105,7 +105,7 @@ def num_gpus_used(ranks: int, transport: str) -> int:
 
 
 def torchrun_env() -> tuple[int, int, int] | None:
-    """(rank, size, local rank) if torchrun started this process, None if nothing did.
+    """Return (rank, size, local rank) if torchrun started this process, None if no launcher did.
 
     Raises: ConfigError if another launcher started it, or one that leaves something out: each process would train alone.
     """
@@ -186,7 +186,7 @@ def _tell(rank: int, folder: Path | None, error: BaseException) -> Report:
             report.save(folder)
             return report
     except OSError as problem:
-        print(f"cannot report in {printable(folder)}: {one_line(str(problem))}", file=sys.stderr)
+        print(f"cannot write the error report to {printable(folder)}: {one_line(str(problem))}", file=sys.stderr)
     if isinstance(error, MggcnError) or out_of_memory(error):
         print(f"mggcn: {one_line(str(report.error()))}", file=sys.stderr)
     else:
@@ -223,10 +223,10 @@ def _die_with_parent(parent: int) -> None:
 
 
 def parent_path(private: Path) -> Path:
-    """The file in which the parent of the ranks leaves its pid."""
+    """Return the file in which the parent of the ranks leaves its pid."""
     return private / "parent"
 
 
 def up_path(private: Path, rank: int) -> Path:
-    """The file that shows that a rank has connected."""
+    """Return the file that shows that a rank has connected."""
     return private / f"up-{rank}"

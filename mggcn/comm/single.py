@@ -14,7 +14,7 @@ from mggcn.errors import CommError
 
 @final
 class SingleCommunicator:
-    """Collectives over one rank: only `all_to_all` does anything, it copies."""
+    """Collectives over one rank: only `all_to_all` does anything; it copies."""
 
     def __init__(self) -> None:
         self._failure: str | None = None
@@ -28,7 +28,7 @@ class SingleCommunicator:
         return 1
 
     def use_stream(self, comm_stream: CommStream) -> None:
-        """Nothing moves on a comm stream: the copy of `all_to_all` is the rank's own work."""
+        """Do nothing: the copy of `all_to_all` runs on the rank's own stream."""
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         broadcast_call(buf, root, size=1)
@@ -65,7 +65,7 @@ class SingleCommunicator:
         self._failure = self._failure or reason
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _follow(self, after: Event | None) -> Event:
         self.check()

@@ -85,7 +85,7 @@ class ThreadCommunicator:
     def complete(self, event: _ThreadEvent) -> None:
         """Perform this rank's pending operations in the order of the calls, up to `event`.
 
-        Every rank works through the same sequence, so the earliest unfinished operation can always go on: no deadlock.
+        Every rank works through the same sequence, so the earliest unfinished operation can always run: no deadlock.
         """
         self._world.check()
         while event.over is None:

@@ -312,7 +312,7 @@ def parse_value(table: str, key: str, value: Any) -> Any:
 
 
 def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config:
-    """Return `base` (default: all defaults) with the settings of nested tables laid over it.
+    """Return `base` (default: all defaults), overridden by the settings of nested tables.
 
     Settings of [debug] are also taken from the table of the part that reads them, where earlier versions had them.
     Raises: ConfigError for an unknown table or key (the known ones are listed) or a value that does not fit.

@@ -41,7 +41,7 @@ def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) ->
 
 
 def as_saved(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables that a run saved, perhaps with an earlier version, as this one takes them.
+    """Translate the tables that a run saved, perhaps with an earlier version, for this version.
 
     Names and tables are the new ones; what the kind of model ignores, and an earlier version saved all the same, is left
     out.
@@ -101,7 +101,7 @@ def with_settings(config: Config, settings: Sequence[str]) -> Config:
 
 
 def with_model(config: Config | None, model: ModelConfig | None) -> Config:
-    """Return the configuration with the model in it. Raises: ConfigError if either has another type, such as a name."""
+    """Return the configuration with this model. Raises: ConfigError if either has the wrong type, such as a name."""
     if not isinstance(config, Config | None):
         raise ConfigError(f"config must be a mggcn.Config, got {type(config).__name__}")
     if not isinstance(model, ModelConfig | None):
@@ -114,7 +114,7 @@ def with_model(config: Config | None, model: ModelConfig | None) -> Config:
 
 
 def with_named(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Lay single settings over a configuration; each belongs to the one table that has it.
+    """Override single settings of a configuration; each belongs to the one table that has it.
 
     Raises: ConfigError for an unknown setting (the known ones are listed) or a value that does not fit.
     """

@@ -72,7 +72,7 @@ class ModelConfig:
     dense_before: Annotated[tuple[int, ...], Range(1)] = ()
     """Widths of dense layers before the convolutions."""
     dense_between: bool = False
-    """Put a dense layer of the same width behind each hidden convolution."""
+    """Put a dense layer of the same width after each hidden convolution."""
     dense_after: Annotated[tuple[int, ...], Range(1)] = ()
     """Widths of dense layers between the convolutions and a linear head."""
     hops: Annotated[int, Range(0, MAX_LAYERS)] = 0

@@ -56,7 +56,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def setting(table: str, key: str) -> str:
-    """Return the name of a setting as files and the command line have it."""
+    """Return the name of a setting in files and on the command line."""
     return f"debug.{key}" if DEBUG.get(key) == table else f"{table}.{key}"
 
 
@@ -77,7 +77,7 @@ def settle(table: Any, name: str) -> None:
 
 @functools.cache
 def fields_of(kind: type) -> Mapping[str, tuple[Any, Range | None]]:
-    """Return types and bounds of the fields of a class. Finding them takes milliseconds, and a configuration asks often."""
+    """Return types and bounds of the fields of a class; cached, since finding them takes milliseconds."""
     found = {}
     for key, hint in typing.get_type_hints(kind, include_extras=True).items():
         bounded = typing.get_origin(hint) is Annotated
@@ -105,7 +105,7 @@ def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
 
 
 def parse_bytes(text: str) -> int:
-    """Return a number of bytes from text such as 512MiB, 80GiB, 32GB or 1000000. Raises: ValueError if it is neither."""
+    """Return a number of bytes from text such as 512MiB, 80GiB, 32GB or 1000000. Raises: ValueError for other text."""
     units = {"": 1, "b": 1}
     for power, letter in enumerate("kmgt", start=1):
         units |= {letter: 1024**power, f"{letter}ib": 1024**power, f"{letter}b": 1000**power}
@@ -116,7 +116,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """Return a whole number from text such as 1000, 1_000, 1.6e9, 111M or 1.5k. Raises: ValueError if it is none."""
+    """Return a whole number from text such as 1000, 1_000, 1.6e9, 111M or 1.5k. Raises: ValueError for other text."""
     powers = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
     found = re.fullmatch(
         r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([kmgb]?)", text.strip().replace("_", "").lower()
@@ -132,7 +132,7 @@ def parse_count(text: str) -> int:
 
 
 def type_name(key: str, hint: Any) -> str:
-    """Return what a setting takes, in words."""
+    """Describe in words the values that a setting takes."""
     if key in SIZES:
         return "bytes such as 512MiB or 80GiB"
     origin = typing.get_origin(hint)
@@ -189,7 +189,7 @@ REVALUED: dict[tuple[str, str], dict[Any, str]] = {("run", "tune"): {True: "on",
 
 
 def with_new_names(table: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a table that an earlier version saved under the names and values that they have now."""
+    """Translate the settings of a table that an earlier version saved to their present names and values."""
     found = dict(settings)
     for (owner, old), (new, values) in RENAMED.items():
         if owner == table and old in found:

@@ -54,7 +54,7 @@ class AggregationWork:
 
     @property
     def hops(self) -> tuple[float, ...]:
-        """Operations of every layer's aggregation."""
+        """Operations of each layer's aggregation."""
         return tuple(self.vertices * self.degree * width for width in self.widths)
 
     @property

@@ -21,7 +21,7 @@ class Cost:
 
     @property
     def critical(self) -> int:
-        """The rank whose own work takes longest: the others wait for it."""
+        """The rank whose own work takes longest, for which the others wait."""
         own = [sum(seconds for kind, seconds in parts.items() if kind != "messages") for parts in self.ranks]
         return own.index(max(own))
 

@@ -141,7 +141,7 @@ class Machine:
 
     @property
     def caveat(self) -> str:
-        """Say how far the rates can be trusted; "" for measured ones."""
+        """Return a warning about rates that were not measured; "" for measured ones."""
         return {
             "measured": "",
             "partly": "measured, except for its messages, which are assumed; run mggcn tune",
@@ -187,7 +187,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def shipped_machines() -> list[str]:
-    """Return the names that --machine takes beside files."""
+    """Return the names of shipped machines, which --machine takes besides files."""
     return sorted(path.stem for path in MACHINES.glob("*.toml"))
 
 
@@ -210,7 +210,7 @@ def tuned_path() -> Path:
 
 
 def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
-    """Return the machine that `tuned` describes if it is of this kind of device, else one that is described or assumed.
+    """Return the machine in the file `tuned` if its device is of this kind, else a shipped or an assumed one.
 
     gpu: the name of the GPU that is here, by which one like it is found, with as many as there are ranks. What was measured
     of NCCL counts in either case: it is this machine's. Raises: ConfigError if the file is there but cannot be read.

@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: its kind, and the seconds for which it holds the link."""
+    """A message: its kind, and the seconds for which it occupies the link."""
 
     kind: MessageKind
     transfer_s: float
@@ -181,7 +181,7 @@ class ActiveSegment:
 
 
 class Simulation:
-    """A program run to its end: then `parts` and `deliveries` can be read.
+    """Simulates a program to its end; then `parts` and `deliveries` can be read.
 
     One event after the other: a rank's work ends, or what it waits for has arrived.
     Cost: O(log P) for each work and each wait of a rank.

@@ -42,9 +42,9 @@ class Fields:
         return key in self._table
 
     def text(self, key: str) -> str:
-        value = self._get(key, "a text")
+        value = self._get(key, "text")
         if not isinstance(value, str):
-            raise self._wrong(key, "a text", value)
+            raise self._wrong(key, "text", value)
         return value
 
     def choice(self, key: str, known: Sequence[S]) -> S:

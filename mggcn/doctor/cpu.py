@@ -43,7 +43,7 @@ def check_kernels(library: KernelLibrary) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class DenseUnits:
-    """What multiplies dense matrices: instruction sets, what was measured of them, and AMX, which Linux must grant."""
+    """What multiplies dense matrices: instruction sets, their measured rates, and AMX, which Linux must permit."""
 
     kernels: tuple[str, ...]
     figures: Figures | None
@@ -54,7 +54,7 @@ class DenseUnits:
 
 
 def dense_units() -> DenseUnits:
-    """Return what this processor and its operating system offer for dense products."""
+    """Find what this processor and its operating system offer for dense products."""
     from mggcn.backend.cpu.cores import usable_cores
     from mggcn.backend.cpu.kept_figures import kept_figures
     from mggcn.backend.cpu.machine import amx_granted, dense_kernels, has_amx, this_host
@@ -86,7 +86,7 @@ def check_dense(units: Callable[[], DenseUnits] = dense_units) -> Finding:
 
 
 def check_rates(units: Callable[[], DenseUnits] = dense_units) -> Finding:
-    """Show what was measured of this machine, by which kernels are chosen."""
+    """Show the measured figures of this machine, by which kernels are chosen."""
     from mggcn.backend.cpu.figures import TYPICAL_ROW
 
     here = units()
@@ -127,7 +127,7 @@ def check_openmp(maps: Path = Path("/proc/self/maps")) -> Finding:
 
 
 def check_gloo() -> Finding:
-    """All-reduce one number over gloo, alone, through a file store."""
+    """All-reduce one number over gloo with a single rank, through a file store."""
     import torch
     from torch import distributed
 
@@ -156,7 +156,7 @@ def check_gloo() -> Finding:
 
 
 def check_system() -> Finding:
-    """Name the system and the processor as torch's own report of an environment does, and the cores and threads."""
+    """Name the system and processor, as torch's collect_env does, and the cores and threads."""
     import torch
     from torch.utils import collect_env
 
@@ -180,7 +180,7 @@ def check_system() -> Finding:
 
 
 def check_memory(root: Path = Path("/")) -> Finding:
-    """Tell how much memory a run may take."""
+    """Show how much memory a run may take."""
     memory = machine_memory(root)
     if memory is None:
         return Finding("memory", "missing", "cannot be read here", "give runs a limit: --memory-limit BYTES")

@@ -21,7 +21,7 @@ class Finding:
 
 
 def guarded(name: str, probe: Callable[[], Finding]) -> Finding:
-    """Return the finding of `probe`; a probe that fails is a finding, too, so that one fault hides no other."""
+    """Return the finding of `probe`, or its error as a finding, so that one fault does not hide others."""
     try:
         return probe()
     except Exception as error:

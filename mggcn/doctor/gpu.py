@@ -68,7 +68,7 @@ class Machine:
 
 
 def find_machine() -> Machine:
-    """Ask torch and nvidia-smi. No GPU computes for it."""
+    """Ask torch and nvidia-smi about the GPUs, without computing on any."""
     import torch
     from torch.utils import collect_env
 
@@ -89,7 +89,7 @@ def find_machine() -> Machine:
 
 
 def check_gpus(machine: Machine) -> Finding:
-    """Name driver and GPUs, their memory and what they cannot do."""
+    """Show driver and GPUs, their memory and their limits."""
     if not machine.gpus:
         shown = f"driver {machine.driver}, {machine.listed}" if machine.driver else "none here; runs use the CPU"
         remedy = "look at nvidia-smi and CUDA_VISIBLE_DEVICES; a container needs --gpus all"
@@ -106,7 +106,7 @@ def check_gpus(machine: Machine) -> Finding:
 
 
 def check_peers(machine: Machine) -> Finding:
-    """Say which GPUs reach each other's memory; NCCL takes the path over the host's memory between the rest."""
+    """Show which GPUs reach each other's memory; between the others NCCL goes through the host's memory."""
     name, count = "peer access", len(machine.gpus)
     if not machine.apart:
         return Finding(name, "ok", f"all {count} GPUs reach each other's memory" if count > 1 else "none needed")
@@ -117,7 +117,7 @@ def check_peers(machine: Machine) -> Finding:
 
 
 def check_torch(machine: Machine, compute: bool) -> Finding:
-    """Tell whether torch can use the GPUs; without `compute` none of them is used for it."""
+    """Check whether torch can use the GPUs; without `compute` none of them computes."""
     import torch
 
     name, built = "torch CUDA", f"built for CUDA {machine.cuda}"
@@ -137,7 +137,7 @@ def check_torch(machine: Machine, compute: bool) -> Finding:
 
 
 def installed(names: tuple[str, ...]) -> list[str]:
-    """Return which of some distributions are installed, with their versions."""
+    """Return the versions of those of the given distributions that are installed."""
     return [f"{name} {version}" for name in names if (version := installed_version(name))]
 
 
@@ -194,7 +194,7 @@ def check_sources(cupy: Finding, compute: bool = True, device: str = "cuda") -> 
 
 
 def gathers(cupy: Any, device: str) -> bool:
-    """Gather rows by our kernel; return whether they are the right ones. Raises: what the compiler or the device raises."""
+    """Gather rows with a kernel; return whether they are correct. Raises: what the compiler or the device raises."""
     import torch
 
     from mggcn.backend.cuda.compile import load_kernels
@@ -209,11 +209,11 @@ def gathers(cupy: Any, device: str) -> bool:
 
 
 def run_command(command: list[str], limit_s: float) -> str:
-    """Run a command. Raises: subprocess.TimeoutExpired; OSError with its last words if it fails."""
+    """Run a command. Raises: subprocess.TimeoutExpired; OSError with its last line if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        raise OSError(f"ended with code {done.returncode}: {last}")
+        raise OSError(f"exited with code {done.returncode}: {last}")
     return done.stdout
 
 

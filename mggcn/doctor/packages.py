@@ -26,7 +26,7 @@ PURPOSES = {
 
 
 def check_packages() -> tuple[list[Finding], list[Finding]]:
-    """Import what mggcn cannot do without, look for what it can use, and compare their versions.
+    """Import the packages that mggcn needs, look for optional ones, and compare their versions.
 
     Raises: PackageNotFoundError where mggcn is not installed, ImportError without `packaging`.
     """
@@ -54,7 +54,7 @@ def has_torch() -> bool:
 
 
 def check_required(requirement: Requirement) -> Finding:
-    """Import a package that mggcn cannot do without and compare its version."""
+    """Import a package that mggcn needs, and compare its version."""
     name = requirement.name
     install = f'pip install "{requirement}"'
     try:
@@ -88,7 +88,7 @@ def installed_version(name: str) -> str | None:
 
 
 def suffices(version: str, requirement: Requirement) -> bool:
-    """Compare a version, of whatever build, with what is required: 2.13.0+cpu and 2.6.0a0+git12 are at least 2.6."""
+    """Return whether a version is recent enough, whatever its build: 2.13.0+cpu and 2.6.0a0+git12 are at least 2.6."""
     from packaging.version import Version
 
     return requirement.specifier.contains(Version(version).base_version)

@@ -39,7 +39,7 @@ class Batch:
     num_seeds: int = 0
 
     def check(self, stack: Stack) -> None:
-        """Compare the batch with the stack that was planned. Raises: PlanError for more rows or edges, or other ones."""
+        """Compare the batch with the planned stack. Raises: PlanError for too many rows or edges, or wrong ones."""
         if self.rows.keys() != stack.rows.keys() or self.edges.keys() != set(stack.blocks):
             raise PlanError(f"a batch needs the rows and edges of the blocks {', '.join(b.name for b in stack.blocks)}")
         for block, size in zip(stack.blocks, stack.capacities, strict=True):
@@ -50,7 +50,7 @@ class Batch:
                 ("edges", edges.indices.size, size.edges),
             ):
                 if count > most:
-                    raise PlanError(f"block {block.name!r} has {count} {what}, planned were at most {most}")
+                    raise PlanError(f"block {block.name!r} has {count} {what}, but at most {most} were planned")
             if not np.array_equal(sources[: targets.size], targets):
                 raise PlanError(f"the sources of block {block.name!r} must begin with its targets")
             ends, count = edges.indptr, edges.indices.size
@@ -66,11 +66,11 @@ class Batch:
 
 
 class Feed(Protocol):
-    """What gives a rank the batches of an epoch: as many on every rank, and in every epoch."""
+    """Gives a rank the batches of an epoch: equally many on every rank and in every epoch."""
 
     @property
     def stack(self) -> Stack | None:
-        """The blocks of every batch; None: the whole graph, which is there from the start."""
+        """The blocks of every batch; None: the whole graph, which needs no batches to be loaded."""
         ...
 
     @property
@@ -90,5 +90,5 @@ class WholeGraph:
     num_steps = 1
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield a batch that leaves everything as it is."""
+        """Yield one empty batch: the whole graph is loaded already."""
         yield Batch()

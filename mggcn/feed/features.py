@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def present(value: T | None) -> T:
-    """Return values that a plan promised. Raises: GraphError without them."""
+    """Return values that must exist according to the plan. Raises: GraphError if they are None."""
     if value is None:
         raise GraphError("the sparse features have no values where the plan expects them; plan the run again")
     return value

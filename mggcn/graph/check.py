@@ -155,7 +155,9 @@ def _check_labels(labels: Rows, graph: Graph) -> None:
 def _check_entries(labels: Rows, graph: Graph) -> None:
     """Check a matrix of labels: 0, 1 or -1, or numbers and NaN, in as many columns as the graph says."""
     if labels.shape[1] != graph.num_classes or not labels.shape[1]:
-        raise GraphError(f"labels have {labels.shape[1]} columns, num_classes is {graph.num_classes}; leave it out")
+        raise GraphError(
+            f"labels have {labels.shape[1]} columns, but num_classes is {graph.num_classes}; leave num_classes out"
+        )
     step = max(1, WINDOW // labels.shape[1])
     for start in range(0, labels.shape[0], step):
         part = labels.read(start, start + step)

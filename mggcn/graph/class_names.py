@@ -27,7 +27,7 @@ EXPECTED = "expected a list of names, one for each class in the order of their n
 
 
 def as_class_names(names: Any) -> tuple[str, ...]:
-    """Return names as they are kept: distinct lines of text, none of them empty. Raises: GraphError."""
+    """Return names as the graph stores them: distinct lines of text, none empty. Raises: GraphError."""
     if isinstance(names, str | bytes | Mapping | Set) or not isinstance(names, Iterable):
         raise GraphError(f"class_names: {EXPECTED}, got {type(names).__name__}")
     found, seen = tuple(names), set[str]()
@@ -45,14 +45,14 @@ def as_class_names(names: Any) -> tuple[str, ...]:
 
 
 def given_names(names: Any) -> tuple[str, ...]:
-    """Return names as a caller gives them: a list, the path of a text file, or None. Raises: GraphError."""
+    """Return the names that a caller gives as a list, the path of a text file, or None. Raises: GraphError."""
     if isinstance(names, str | Path):
         return read_class_names(Path(names))
     return () if names is None else as_class_names(names)
 
 
 def numbered_labels(labels: Any, names: Sequence[str], task: Task | None = None) -> tuple[Any, Sequence[str]]:
-    """Return labels that are names as the numbers of their classes (N,), and the names; other labels as they are.
+    """Replace labels that are names by class numbers (N,); return them and the names. Other labels stay as they are.
 
     names: in the order of classes; without any, those that occur, ascending. Empty strings, None and NaN are unlabelled.
     Cost: a sort of N strings. Raises: GraphError for a name that `names` do not have, or names and numbers together.
@@ -96,11 +96,11 @@ def _is_missing(value: Any) -> bool:
 
 
 def check_count(names: Sequence[str], num_classes: int) -> None:
-    """Refuse names that are not one for each class. Raises: GraphError."""
+    """Raise GraphError unless there is one name for each class."""
     if names and len(names) != num_classes:
         raise GraphError(
-            f"class_names are {len(names)}, the labels have {num_classes} classes or columns; give each a name, in the "
-            "order of their numbers"
+            f"class_names has {len(names)} names, but the labels have {num_classes} classes or columns; "
+            "give each a name, in the order of their numbers"
         )
 
 
@@ -121,7 +121,7 @@ def read_class_names(path: Path) -> tuple[str, ...]:
 
 
 def with_class_names(graph: Graph, names: Any) -> Graph:
-    """Return a graph with names of its classes, others than it has or none; None: as it is. Raises: GraphError."""
+    """Return the graph with these names of classes, () for none; None: the graph as it is. Raises: GraphError."""
     if names is None:
         return graph
     known = given_names(names)
@@ -130,7 +130,7 @@ def with_class_names(graph: Graph, names: Any) -> Graph:
 
 
 def recorded_names(content: Any, num_classes: int) -> tuple[str, ...]:
-    """Return the names that a file of a run holds, () if they are not one for each class."""
+    """Return the names of classes in a run's file; () unless there is one for each class."""
     try:
         names = as_class_names(content if isinstance(content, list) else ())
     except GraphError:
@@ -139,7 +139,7 @@ def recorded_names(content: Any, num_classes: int) -> tuple[str, ...]:
 
 
 def joined_names(graphs: Sequence[Graph]) -> tuple[str, ...]:
-    """Return the names of classes of graphs of which equal numbers are the same class.
+    """Return the names of classes of several graphs, in which equal numbers mean the same class.
 
     Raises: GraphError if a number has two names.
     """

@@ -55,7 +55,7 @@ COMPLETING = (
 
 
 def check_arguments(arguments: Mapping[str, Any], more: tuple[str, ...] = ()) -> None:
-    """Refuse arguments beside a source that are unknown or of another kind; arrays are checked where they are read.
+    """Refuse arguments beside a source that are unknown or of the wrong kind; arrays are checked where they are read.
 
     Raises: ConfigError, which lists the known ones.
     """
@@ -218,7 +218,7 @@ def with_task(graph: Graph, task: Task | None) -> Graph:
     if task in (None, graph.task if graph.labels is not None else ""):
         return graph
     if graph.labels is None:
-        raise GraphError(f"{graph.name} has no labels, which a task (--task) tells apart; leave it out")
+        raise GraphError(f"{graph.name} has no labels for a task (--task) to apply to; leave it out")
     labels = graph.labels.array()
     again = f"make {graph.name} from its source with task={task!r} (--task {task})"
     if graph.class_names:
@@ -299,7 +299,7 @@ def _matrix_from_triple(triple: tuple[Any, ...]) -> Any:
         matrix.check_format(full_check=True)
     except (ValueError, TypeError) as error:
         raise GraphError(
-            f"(indptr, indices[, values]) is no CSR matrix: {error}; see scipy.sparse.csr_array"
+            f"(indptr, indices[, values]) is not a CSR matrix: {error}; see scipy.sparse.csr_array"
         ) from error
     return matrix
 

@@ -26,7 +26,7 @@ class Rows(Protocol):
     """An array that is read by row ranges, so that a file larger than memory never becomes resident.
 
     `ArrayRows` (below) over a NumPy array, `FileRows` (graph/file_rows.py) over an `.npy` file, `JoinedRows`
-    (graph/join.py) over several such behind each other.
+    (graph/join.py) over several of them, one after the other.
     """
 
     @property
@@ -115,7 +115,7 @@ class CSR:
         return indptr
 
     def read_columns(self, start: int, stop: int) -> Array:
-        """Return indices[start:stop] for kernels to follow. Raises: GraphError if one is no column of the matrix."""
+        """Return indices[start:stop] for kernels to follow. Raises: GraphError if one is outside the matrix."""
         indices: Array = self.indices.read(start, stop)
         if indices.size and (indices.min() < 0 or indices.max() >= self.num_cols):
             place = int(np.flatnonzero((indices < 0) | (indices >= self.num_cols))[0])
@@ -140,7 +140,7 @@ REPEATS: tuple[Repeats, ...] = ("counted", "summed")
 
 
 def columns(task: Task, count: int) -> str:
-    """Return how many columns a task has, in words."""
+    """Return the number of columns of a task in words, such as "3 classes"."""
     one = {"classes": "class", "labels": "label a vertex", "numbers": "number a vertex"}
     return f"{count} {one[task] if count == 1 else COLUMNS[task]}"
 
@@ -219,14 +219,14 @@ class Graph:
 
     @property
     def task(self) -> Task:
-        """What is to be predicted: one class, several labels, or numbers; told by the labels' type and shape."""
+        """What to predict: one class, several labels, or numbers; it follows from the labels' type and shape."""
         if self.labels is None or len(self.labels.shape) == 1:
             return "classes"
         return "labels" if self.labels.dtype == np.int8 else "numbers"
 
     @property
     def repeats(self) -> Repeats:
-        """What values say of edges that the source lists several times."""
+        """What the values mean for edges that the source lists several times."""
         told, options = self.meta.get("input"), self.meta.get("options")
         if self.adj.values is None or not isinstance(told, Mapping):
             return ""
@@ -266,7 +266,7 @@ class Graph:
 
 
 def falls(pointers: Array) -> npt.NDArray[np.bool_]:
-    """Return where a number is less than the one before. Compared, not subtracted: of damaged ones differences wrap."""
+    """Return where a number is less than the one before. They are compared, since differences of damaged ones wrap."""
     found: npt.NDArray[np.bool_] = pointers[1:] < pointers[:-1]
     return found
 

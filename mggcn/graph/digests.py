@@ -35,7 +35,7 @@ REMEDY = "copy or prepare it again"
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """Digests of a file that was written: of the whole as text, of its blocks as bytes, 32 each."""
+    """Digests of a file: SHA-256 of the whole as text, and of its blocks as 32 bytes each."""
 
     sha256: str
     blocks: bytes
@@ -90,13 +90,13 @@ def digests_meta(digests: Mapping[str, FileDigest]) -> tuple[dict[str, Any], byt
 
 
 def sealed(text: str) -> bytes:
-    """Return the JSON text of an object with the digest of all that stands before it as its last entry."""
+    """Return the JSON text of an object; its last entry is the digest of the text before it."""
     body = text.rstrip().removesuffix("}").rstrip().encode() + MARK
     return body + hashlib.sha256(body).hexdigest().encode() + END
 
 
 def unsealed(content: bytes, path: Path) -> bytes:
-    """Return the bytes of a meta.json as they are. Raises: StoreError if it has a digest of its own, and another content.
+    """Return the bytes of a meta.json. Raises: StoreError if they do not match the digest in it.
 
     Files of earlier versions have none.
     """
@@ -106,8 +106,8 @@ def unsealed(content: bytes, path: Path) -> bytes:
     body += mark
     if content[len(body) :] != hashlib.sha256(body).hexdigest().encode() + END:
         raise StoreError(
-            f"{path} is not as it was written, its SHA-256 differs: {REMEDY}; if you edited it, take its last entry, "
-            "meta_sha256, out of it"
+            f"{path} is not as it was written: its SHA-256 differs; {REMEDY}, or, if you edited it, delete its last "
+            "entry, meta_sha256"
         )
     return content
 
@@ -121,7 +121,7 @@ def stored_digests(folder: Path, meta: Mapping[str, Any]) -> dict[str, tuple[int
     try:
         found = {str(name): (0, bytes.fromhex(digest)) for name, digest in meta["sha256"].items()}
         if any(len(digest) != WIDTH for _, digest in found.values()):
-            raise ValueError("a SHA-256 has 64 digits")
+            raise ValueError("expected a SHA-256 of 64 digits")
         if "blocks" not in meta:
             return found
         blocks, place = meta["blocks"], 0
@@ -145,13 +145,13 @@ FileState = tuple[int, int, int, int]
 
 
 def file_state(file: BinaryIO) -> FileState:
-    """Return the state of an open file."""
+    """Return device, inode, size and time of change of an open file."""
     found = os.fstat(file.fileno())
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def open_again(path: Path, opened: FileState) -> FileIO:
-    """Open a file that was opened before, unbuffered. Raises: StoreError if it was replaced or has changed since."""
+    """Open a file again, unbuffered. Raises: StoreError if it was replaced or changed since it was first opened."""
     with contextlib.suppress(FileNotFoundError):
         file = NamedFile(require_file(path))
         if file_state(file) == opened:
@@ -178,7 +178,7 @@ class CheckedFile:
         self._digests = digests
         self._seen = bytearray(-(-size // self._nbytes))
         if len(digests) != WIDTH * len(self._seen):
-            raise StoreError(f"{path} has {size} bytes, which its digests in meta.json are not of; {REMEDY}")
+            raise StoreError(f"{path} has {size} bytes, not the size that its digests in meta.json are of; {REMEDY}")
 
     def read_into(self, file: FileIO, start: int, view: memoryview) -> None:
         """Fill `view` with the bytes of the file from `start` on.
@@ -224,7 +224,7 @@ class CheckedFile:
         return found
 
     def check(self, file: FileIO) -> None:
-        """Compare all blocks that were not seen yet, in bounded memory. Raises: StoreError."""
+        """Compare all blocks that were not compared yet, in bounded memory. Raises: StoreError."""
         if self._streamed:
             file.seek(0)
             self._compare({0: hashlib.file_digest(file, "sha256").digest})

@@ -123,7 +123,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def move_folder(temporary: Path, target: Path, overwrite: bool) -> None:
-    """Rename a folder to its place; with `overwrite`, what was there is exchanged for it in one step, then removed.
+    """Rename a folder to its final name; with `overwrite`, exchange it for the old one in one step and remove that.
 
     Where that cannot be done the old one is renamed first, and a process that is killed between the two leaves it as
     `.NAME.*.old` until NAME is replaced again. Of several ranks that write the same folder, the last one's stands.

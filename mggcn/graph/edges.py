@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What one pass over all edges tells."""
+    """Counts and extremes of all edges, from one pass over them."""
 
     lowest: int
     highest: int

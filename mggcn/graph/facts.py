@@ -84,7 +84,7 @@ class GraphFacts:
     """Whether no vertex has more than one of several labels."""
 
     def remarks(self) -> list[str]:
-        """Say in words what is there to say, a line each; nothing about a plain graph."""
+        """Return a line for each unusual property; none for a plain graph."""
         return [*self._of_input(), *self._of_edges(), *self._of_vertices()]
 
     def __str__(self) -> str:
@@ -177,7 +177,7 @@ class GraphFacts:
 
 
 def describe(graph: Graph) -> GraphFacts:
-    """Find what a graph's extents do not tell: self-loops, vertices without edges, merged edges, classes without a vertex.
+    """Find what a graph's extents do not show: self-loops, vertices without edges, merged edges, empty classes.
 
     `mggcn prepare` prints it. The header and merged edges come from `graph.meta`; classes are not counted if there are
     more than 2^20. Cost: one pass over the column indices, the weights, both row pointers and the labels, in windows of
@@ -226,7 +226,7 @@ def _strings(told: object) -> tuple[str, ...]:
 
 
 def several_metrics(metrics: Sequence[str]) -> str:
-    """Return the remark on joined graphs that name several scores."""
+    """Return a remark if joined graphs name different scores."""
     return f"the joined graphs name several scores, {' and '.join(metrics)}: none is kept, choose one with train.metric"
 
 

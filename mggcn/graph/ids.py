@@ -23,7 +23,7 @@ LARGEST = np.iinfo(np.int64).max
 
 
 def ids_of(graph: Graph) -> Array:
-    """Return the id of every vertex, (N,): as the graph was given them, otherwise the numbers of the rows."""
+    """Return the id of every vertex, (N,): those that the graph was given, else row numbers."""
     ids: Array = np.arange(graph.num_vertices) if graph.ids is None else graph.ids.array()
     return ids
 
@@ -32,7 +32,7 @@ def rows_of(graph: Graph, vertices: Any) -> Array:
     """Return the rows of some vertices, int64 (K,), in the order given: of their ids, or of a mask, bool (N,).
 
     Text stands for whole numbers where the graph's ids are whole numbers, as those of a command line.
-    Raises: ConfigError for an id that no vertex has, or what is no list of ids.
+    Raises: ConfigError for an id that no vertex has, or anything that is not a list of ids.
     """
     wanted = np.asarray(vertices)
     if wanted.dtype.kind == "O" and all(isinstance(value, str) for value in wanted.flat):
@@ -56,7 +56,7 @@ def rows_of(graph: Graph, vertices: Any) -> Array:
     rows: Array = order[np.minimum(np.searchsorted(ids, names, sorter=order), ids.size - 1)]
     if (missing := np.unique(wanted[(ids[rows] != names) | (names != wanted)])).size:
         known = f"0 to {ids.size - 1}" if graph.ids is None else f"such as {_shown(ids)}"
-        raise ConfigError(f"vertices names {_shown(missing)}, which no vertex is called; {what} are {known}")
+        raise ConfigError(f"vertices names {_shown(missing)}, but no vertex has such an id; {what} are {known}")
     return rows
 
 
@@ -142,7 +142,7 @@ def as_ids(ids: Any) -> Array:
         )
     values, counts = np.unique(known, return_counts=True)
     if (counts > 1).any():
-        raise GraphError(f"ids must differ, {_shown(values[counts > 1])} repeats; give every vertex one row")
+        raise GraphError(f"ids must be distinct, {_shown(values[counts > 1])} repeats; give every vertex one row")
     return known if known.dtype.kind == "U" else of_one_type([known])[0]
 
 
@@ -213,6 +213,6 @@ def _shown(values: Array) -> str:
 
 
 def check_ids(ids: Any) -> None:
-    """Refuse a word that means nothing. Raises: ConfigError."""
+    """Refuse text other than "edges". Raises: ConfigError."""
     if isinstance(ids, str) and ids != "edges" and not ids.endswith((".npy", ".parquet")):
         raise ConfigError(f'ids must be an array of N ids, or "edges" for those that occur in the edges, got {ids!r}')

@@ -22,7 +22,7 @@ from mggcn.graph.nonzeros import as_csr, features_nnz
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """Arrays one behind the other, of the widest type, read by ranges; added: what each part's entries are raised by."""
+    """Arrays joined end to end, in the widest type, read by ranges; added: the number added to each part's entries."""
 
     parts: tuple[Rows, ...]
     added: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class JoinedRows:
 
 
 def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "graphs") -> Graph:
-    """Return graphs as one, in their order; meta["graphs"] lists the name and the first vertex of each.
+    """Join graphs into one, in their order; meta["graphs"] lists the name and the first vertex of each.
 
     parts: for each graph "" if its own splits count, or the part of the split, such as "train", to which all its labelled
     vertices belong. Classes and relations of equal numbers are the same; graphs without labels are unlabelled.

@@ -23,12 +23,12 @@ FEATURE_FILES = ("features_indptr", "features_indices", "features_data")
 
 
 def is_own(meta: Mapping[str, Any]) -> bool:
-    """Tell whether mggcn wrote the folder of this meta.json: then it was checked and has checksums."""
+    """Return whether mggcn wrote the folder of this meta.json, so that it was checked and has checksums."""
     return "format_version" in meta
 
 
 def graph_arrays(graph: Graph) -> dict[str, Rows]:
-    """Name every array of a graph as its file is named (without `.npy`)."""
+    """Return every array of a graph by the name of its file (without `.npy`)."""
     arrays = _csr_arrays(graph.adj, ADJ_FILES)
     if not graph.symmetric:
         arrays |= _csr_arrays(graph.adj_t, ADJ_T_FILES)
@@ -67,7 +67,7 @@ def graph_sha256(graph: Graph) -> str:
 
 
 def digest_of(digests: Mapping[str, Any]) -> str:
-    """Return the one digest of what `graph_digests` gives."""
+    """Return one digest of all that `graph_digests` returns."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 

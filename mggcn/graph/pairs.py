@@ -25,7 +25,7 @@ def num_pairs(num_vertices: int, directed: bool) -> int:
 
 
 def draw_distinct(draw: Callable[[int], Keys], count: int, rng: np.random.Generator) -> Keys:
-    """Draw until `count` distinct keys are there, or until draws hardly find new ones: then return what was found.
+    """Draw until there are `count` distinct keys, or draws hardly find new ones; return the keys found.
 
     `draw(m)` returns up to m valid keys. Cost: about log(count) rounds, each sorts all keys found so far.
     """

@@ -55,17 +55,17 @@ EXPECTED = (
 
 
 def is_store(path: str | Path) -> bool:
-    """Tell whether a path looks like a graph store."""
+    """Return whether a path looks like a graph store."""
     return (Path(path) / "meta.json").is_file() and (Path(path) / "indptr.npy").is_file()
 
 
 def has_checksums(path: str | Path) -> bool:
-    """Tell whether a path is a store that mggcn wrote, with checksums that `open_store` can compare."""
+    """Return whether a path is a store that mggcn wrote, with checksums that `open_store` can compare."""
     return is_store(path) and is_own(_read_meta(Path(path)))
 
 
 def open_store(path: str | Path, verify: bool = False) -> Graph:
-    """Open a folder as a graph without holding its arrays.
+    """Open a folder as a graph without reading its arrays into memory.
 
     Cost: a few reads for each file. With `verify`, or for a folder that mggcn did not write, every file is read and
     checked in bounded memory; `verify` also compares the SHA-256 of every file with the one in meta.json.

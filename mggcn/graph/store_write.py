@@ -49,7 +49,7 @@ def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None
 
 
 def refuse_existing(path: str | Path, overwrite: bool) -> None:
-    """Refuse a place for a store where something is that may not be replaced; raises StoreError."""
+    """Refuse a path for a store if it exists and may not be replaced; raises StoreError."""
     target = Path(os.path.abspath(path))
     if not os.path.lexists(target):
         return

@@ -58,7 +58,7 @@ def check_job(
     *,
     entries: bool = False,
 ) -> tuple[Job, int]:
-    """Return what is to be built of edges from outside, and R, 0 without types.
+    """Check edges from outside; return the job that builds the graph, and R, 0 without types.
 
     origin: what set the number of vertices, for the message. entries: as `build_adjacency`.
     Raises: GraphError for ids outside [0, N), weights that are not finite, types outside [0, R), and loops that would be

@@ -21,7 +21,7 @@ ANSWERS = frozenset(
 
 
 def names_rows(name: str) -> bool:
-    """Return whether a column is named as an index or an id is: index, id, paper_id, userId, vertex."""
+    """Return whether a column's name is that of an index or id, such as index, id, paper_id, userId or vertex."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
     return bool(INDEX.fullmatch(name)) or name.lower() in ROWS or (bool(words) and words[-1].lower() in ("id", "ids"))
 

@@ -26,18 +26,18 @@ SETTLED_NS = 2_000_000_000
 
 
 def record_of(folder: Path) -> Path:
-    """Return the record of a store: of its place, as what it says holds for the files there alone."""
+    """Return the record of a store, keyed by its path, because it holds only for the files there."""
     return user_cache() / f"trusted-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]}.json"
 
 
 class Trusted:
-    """What the record of a store says. Threads share it; of two processes that add to it at once, one may be lost."""
+    """The record of a store. Threads share it; of two processes that add to it at once, one addition may be lost."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lock = folder, threading.Lock()
 
     def state(self, name: str) -> list[int]:
-        """Return what tells an unchanged file: size, times of change of content and of entry, inode. Raises: OSError."""
+        """Return the state by which an unchanged file is known: size, mtime, ctime and inode. Raises: OSError."""
         found = (self._folder / name).stat()
         return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 

@@ -98,7 +98,7 @@ def with_unknown(labels: Any) -> Any:
 
 
 def as_single(array: Array, what: str) -> npt.NDArray[np.float32]:
-    """Return numbers as float32, the same array if it is. Raises: GraphError for one that is too large for that."""
+    """Return numbers as float32, the same array if it is float32. Raises: GraphError for one that is too large."""
     with np.errstate(over="ignore"):
         single = array.astype(np.float32, copy=False)
     if single is not array and array.dtype.kind == "f" and np.isinf(single).any():
@@ -112,7 +112,7 @@ def as_single(array: Array, what: str) -> npt.NDArray[np.float32]:
 
 
 def is_sparse(array: Any) -> bool:
-    """Tell whether it is a SciPy sparse matrix or array."""
+    """Return whether a value is a SciPy sparse matrix or array."""
     return bool(sp.issparse(array))
 
 
@@ -187,7 +187,7 @@ def normalized_rows(features: Rows | CSR) -> Rows | CSR:
 
 @dataclass(frozen=True, slots=True)
 class MappedRows:
-    """Rows that are changed one by one, to float32 or another type, when they are read."""
+    """Rows that a function converts, one by one, to float32 or another type when they are read."""
 
     rows: Rows
     change: Callable[[Array], Array]
@@ -239,7 +239,9 @@ def as_labels(
     array = as_array(with_unknown(labels), "labels")
     if task != "classes" and (matrix := _as_entries(array, num_vertices, task)) is not None:
         if num_classes not in (None, matrix.shape[1]):
-            raise GraphError(f"labels have {matrix.shape[1]} columns, num_classes is {num_classes}; leave it out")
+            raise GraphError(
+                f"labels have {matrix.shape[1]} columns, but num_classes is {num_classes}; leave num_classes out"
+            )
         return ArrayRows(matrix), matrix.shape[1]
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]

@@ -103,7 +103,7 @@ def _check(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
     """Refuse an activation of the layer's own where the model has none, or another."""
     own = getattr(conv, "_activation", getattr(conv, "activation", None))
     if own is not None and (last or not is_activation(own, model.activation)):
-        where = "none behind the last layer" if last else f"{model.activation} behind hidden layers"
+        where = "none after the last layer" if last else f"{model.activation} after hidden layers"
         _refuse(
             layer, conv, "activation", name_of(own), f"the model has {where}: name the model that the weights are for"
         )

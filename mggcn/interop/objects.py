@@ -49,7 +49,7 @@ def from_object(source: Any, **arrays: Any) -> Graph:
     source = to_numpy(source)
     if isinstance(source, Graph):
         if arrays.keys() - {"options", "features", "task", "class_names"}:
-            raise GraphError(f"a Graph is complete, {sorted(arrays)} cannot be added; use dataclasses.replace")
+            raise GraphError(f"a Graph is complete: {sorted(arrays)} cannot be added; use dataclasses.replace")
         source = with_task(with_features(source, arrays.get("features")), arrays.get("task"))
         return with_options(with_class_names(source, arrays.get("class_names")), arrays.get("options", DEFAULT_OPTIONS))
     if is_sparse(source):
@@ -200,7 +200,7 @@ def _attribute(links: list[Any], name: str) -> list[Any] | Array:
 
 
 def is_item(source: Any) -> bool:
-    """Tell whether this is what OGB's data sets hold: a dictionary of arrays, alone or, as DGL's graphs, with labels."""
+    """Return whether this is an item of an OGB data set: a dictionary of arrays or a DGL graph, perhaps with labels."""
     if isinstance(source, tuple) and len(source) == 2:
         return is_item(source[0]) or getattr(source[0], "ndata", None) is not None
     return isinstance(source, Mapping) and bool({"edge_index", "edge_index_dict"} & source.keys())

@@ -21,7 +21,7 @@ ACTIVATIONS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = MappingProx
 
 
 def is_activation(part: Any, activation: str) -> bool:
-    """Whether a module, or a function, is the activation of a model with model.activation."""
+    """Return whether a module or function is the activation that a model's setting model.activation names."""
     name, options = ACTIVATIONS[activation]
     if type(part).__name__ == name:
         return all(getattr(part, option) == value for option, value in options.items())
@@ -29,19 +29,19 @@ def is_activation(part: Any, activation: str) -> bool:
 
 
 def name_of(part: Any) -> str:
-    """Return what messages call a module or function: its name, with the options of an activation that are not torch's."""
+    """Return the name of a module or function for messages, with options of an activation that are not torch's."""
     found = str(getattr(part, "__name__", type(part).__name__))
     known = [activation for activation, (name, _) in ACTIVATIONS.items() if name == found]
     return repr(part) if known and not is_activation(part, known[0]) else found
 
 
 def gin_layers(conv: Any) -> list[Any]:
-    """The dense layers of GINConv."""
+    """Return the dense layers of a GINConv."""
     return [part for part in conv.nn.modules() if type(part).__name__ == "Linear"]
 
 
 def check_gin(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
-    """Refuse a GINConv that is not one dense layer, the activation and another dense layer of the same width.
+    """Refuse a GINConv other than a dense layer, the activation and another dense layer of the same width.
 
     What the `forward` of a user's own module does cannot be seen: its parts must be these, or the activation a function.
     """
@@ -71,7 +71,7 @@ def check_gin(layer: int, last: bool, conv: Any, model: ModelConfig) -> None:
 
 
 _HARMLESS = ("Dropout", "Identity")
-_GIN = "two dense layers, an activation between them and none behind: Linear, {}, Linear"
+_GIN = "two dense layers, an activation between them and none after: Linear, {}, Linear"
 
 
 def _is_linear(part: Any) -> bool:

@@ -30,7 +30,7 @@ class Weight:
     transposed: bool = False
 
     def read(self) -> Tensor:
-        """Return a copy as mggcn has it."""
+        """Return a copy in mggcn's layout."""
         value: Tensor = self.parameter.detach()
         return (value.t().contiguous() if self.transposed else value).clone()
 
@@ -178,7 +178,7 @@ def _check_attention(layer: int, last: bool, conv: Any, model: ModelConfig) -> N
 
 
 def linear_weights(number: int, linear: Any) -> dict[str, Weight]:
-    """The matrix and bias of a dense layer by mggcn's names."""
+    """Return the matrix and bias of a dense layer by mggcn's names."""
     return {f"layers.{number}.weight": Weight(linear.weight, transposed=True)} | _bias(f"layers.{number}", linear)
 
 

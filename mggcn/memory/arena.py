@@ -55,7 +55,7 @@ def operand_nbytes(rows: int, cols: int, item: int) -> int:
 
 
 class Use(Protocol):
-    """An op as the planner sees it."""
+    """An op as memory planning sees it: the buffers that it reads and writes."""
 
     @property
     def label(self) -> str: ...

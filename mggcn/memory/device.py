@@ -82,7 +82,7 @@ def runs_nccl(run: RunConfig) -> bool:
 
 
 def not_captured(run: RunConfig) -> str:
-    """Return why an epoch is launched op by op on a GPU rather than as one captured CUDA graph; "" if it is captured."""
+    """Return why a GPU's epoch is launched op by op, not as one captured CUDA graph; "" if it is captured."""
     if run.timeline:
         return "the timeline measures each op"
     if run.transport == "threads":

@@ -62,17 +62,17 @@ class Builder:
         return self._own[x]
 
     def _block(self, x: Value) -> Block:
-        """Return the block whose sources x has. Raises: PlanError behind the last one."""
+        """Return the block whose sources x has. Raises: PlanError after the last one."""
         block = next((block for block in self.blocks if block.sources == x.rows), None)
         if block is None:
             raise PlanError(
                 f"the model aggregates more often than the {len(self.blocks)} blocks of a step allow; give it as many "
-                "blocks as it has aggregations one behind the other"
+                "blocks as it has aggregations one after the other"
             )
         return block
 
     def _alike(self, *values: Value) -> tuple[Value, ...]:
-        """Return the rows of values that all of them have: those of the one behind most blocks."""
+        """Return the rows that all values have: those of the value after most blocks."""
         sets = [self.blocks[0].sources, *(block.targets for block in self.blocks)]
         last = sets[max(len(sets) - 1 - sets[::-1].index(value.rows) for value in values)]
         found = []
@@ -84,7 +84,7 @@ class Builder:
 
     @property
     def layer(self) -> int:
-        """Return the number of the last linear layer, of which names of further parameters are made; 0 before the first."""
+        """Return the number of the last linear layer, which names of parameters contain; 0 before the first."""
         return self._layers
 
     def input(self, num_features: int) -> Value:
@@ -110,7 +110,7 @@ class Builder:
         return Value(Linear(weight, self._layers), (x,), cols)
 
     def bias(self, x: Value, name: str = "") -> Value:
-        """Return x + b with a new vector, by default layers.<l>.bias; x itself if model.bias is off."""
+        """Return x + b with a new vector b, by default layers.<l>.bias; x itself if model.bias is off."""
         return self._plus(x, name) if self.config.bias else x
 
     def _plus(self, x: Value, name: str = "") -> Value:
@@ -196,7 +196,7 @@ class Builder:
         return self.scale(self.neighbours(scaled), "row")
 
     def scale(self, x: Value, by: str) -> Value:
-        """Return S_r x ("row") or S_c x ("col")."""
+        """Return x with its rows scaled: S_r x for "row", S_c x for "col"."""
         spec = EpilogueSpec(row_scale="row") if by == "row" else EpilogueSpec(out_scale="col")
         return elementwise(x, spec, self._layers)
 

@@ -83,7 +83,7 @@ def choose_input(
     *,
     gathered: bool = False,
 ) -> InputChoice:
-    """Choose how the input of a model of these layers is kept.
+    """Choose the form in which the input of a model with these layers is stored.
 
     setting: debug.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X, under K sums one after
     the other as A_hat^K X: layer 1 then needs no SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat
@@ -192,16 +192,16 @@ class LayerChoice:
 
 
 def _block_work(use: LayerUse, block: Capacity) -> tuple[float, float]:
-    """Return the work of a layer with its product over all sources before the sum, and over the targets behind it."""
+    """Return the work of a layer with its product over all sources before the sum, and over the targets after it."""
     product, edges = use.d_in * use.d_out, SPARSE_PENALTY * block.edges
     return block.sources * product + edges * use.d_out, block.targets * product + edges * use.d_in
 
 
 def choose_layer(model: ModelConfig, use: LayerUse, choice: InputChoice, products: str) -> LayerChoice:
-    """Choose the order of products of a dense layer and the aggregation behind it; `products` is debug.products.
+    """Choose the order of products of a dense layer and the aggregation after it; `products` is debug.products.
 
     MG-GCN's rule (section 4.3): the narrower side goes through the graph, so GEMM first if and only if E <= D. Over a
-    block of fewer targets than sources the product with W has fewer rows behind the sum: the order of less work.
+    block of fewer targets than sources the product with W has fewer rows after the sum: the order of less work.
     """
     d_in, d_out = use.d_in, use.d_out
     if not use.aggregated:

@@ -22,7 +22,7 @@ def gcn(b: Builder, x: Value, width: int, last: bool) -> Value:
 
 
 def dense(b: Builder, x: Value, width: int, last: bool) -> Value:
-    """X W + b: no graph."""
+    """X W + b: a dense layer, which does not read the graph."""
     return b.bias(b.linear(x, width))
 
 

@@ -59,7 +59,7 @@ class Choices:
 
     @property
     def rounds(self) -> bool:
-        """Whether operands of the graph have a type of their own."""
+        """Whether rows that are multiplied with the graph have a type of their own."""
         return OPERAND[self.precision] != STORAGE[self.precision]
 
 
@@ -253,7 +253,7 @@ def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[Laye
     for value in graph.values():
         kind = value.kind
         if isinstance(kind, Input) and (kind.sparse, kind.aggregated) != (choice.sparse, choice.aggregated):
-            raise PlanError(f"the model reads {kind.label} in another form than it is kept ({choice.reason})")
+            raise PlanError(f"the model reads {kind.label} in a form other than the stored one ({choice.reason})")
         readers = users[value] if isinstance(kind, Input) and kind.sparse else []
         if odd := [
             reader.kind.label for reader in readers if not isinstance(reader.kind, SparseLinear | DroppedValues)
@@ -266,7 +266,7 @@ def _fused(graph: Graph, rounds: bool, log: list[str]) -> Graph:
     """Rewrite a whole program: passes become one, and results take the types in which they are read."""
     log.append(f"backward pass: derived, {len(graph.values())} values with it")
     # While the ReLU is still a step of its own, with the sums as its operand.
-    graph = _logged(log, "sums of attention read from the ReLU behind them", graph, read_outputs)
+    graph = _logged(log, "sums of attention read from the ReLU after them", graph, read_outputs)
     # Before gradients are fused: a gradient that its bias sum reads, too, has two readers, and would stay apart.
     graph = _logged(log, "bias gradients summed on the way", graph, fuse_bias_gradients)
     graph = _logged(log, "gradients in one pass", graph, fuse_gradients)

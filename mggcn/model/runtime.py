@@ -43,7 +43,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What determines the sizes of a rank's buffers.
+    """The sizes and types that determine a rank's buffers.
 
     rows: of each row set, or the most that a step has. dtype: type of activations. operand: type of the rows that sparse
     products read, which is also the type of messages.
@@ -150,13 +150,13 @@ class Runtime(Protocol):
     def inputs(self) -> Inputs: ...
 
     def aggregation(self, block: Block) -> Aggregation:
-        """Return what aggregates over a block of the program at hand."""
+        """Return the aggregation over a block of the program that runs."""
         ...
 
     def buffer(self, name: str) -> Tensor: ...
 
     def num_rows(self, rows: RowSet) -> int:
-        """Return how many rows a set has in the step at hand."""
+        """Return how many rows a set has in the step that runs."""
         ...
 
     def parameter(self, name: str) -> Tensor:

@@ -28,8 +28,7 @@ def stack(b: Builder, x: Value, model: ModelConfig) -> Value:
 
 
 def propagated(b: Builder, x: Value, model: ModelConfig) -> Value:
-    """Return the logits (V, C) of SGC and APPNP, whose weights act on single vertices and whose results are then
-    propagated.
+    """Return the logits (V, C) of SGC and APPNP, whose weights act on single vertices before results are propagated.
 
     sgc: A_hat^K X W + b (Wu et al. 2019, eq. 8), W first. appnp: Z_0 = mlp(X), Z_k = (1 - a) A_hat Z_(k-1) + a Z_0
     (Klicpera et al. 2019, eq. 5), K = model.hops, a = model.teleport.

@@ -55,7 +55,7 @@ class Kind(Protocol):
 
     @property
     def in_place(self) -> tuple[int, ...]:
-        """The operands whose memory the result may take over, the best first, if nothing reads them afterwards."""
+        """The operands whose memory the result may reuse, the best first, if nothing reads them afterwards."""
         ...
 
     @property

@@ -49,7 +49,7 @@ def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
 
 
 def check_rows(x: Tensor, graph: PartitionedGraph) -> None:
-    """Raise GraphError unless x has one row for each row of this rank."""
+    """Raise GraphError unless x has one row for each row of this rank, in the graph's type and on its device."""
     if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != graph.num_rows or x.shape[1] < 1:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise GraphError(f"rank {graph.rank} aggregates ({graph.num_rows}, D) with D >= 1, its own rows; got {came}")

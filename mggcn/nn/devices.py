@@ -25,7 +25,7 @@ NARROWEST = 128
 
 
 def backends(device: str | torch.device, threads: int, num_edges: int) -> BackendOf:
-    """Return a function that gives the kernels of a device; each is made once.
+    """Return a function that returns the kernels of a device and makes them only once.
 
     threads: of the CPU; 0 takes torch's. num_edges: of the largest sparse product.
     Raises: BackendError if the device is unknown or not there.

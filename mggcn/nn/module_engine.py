@@ -41,7 +41,7 @@ OTHERS = "others"
 
 
 class ModuleEngine:
-    """Trains a copy of the module; see `Engine` of train/loop.py, whose methods these are."""
+    """Trains a copy of a user's module; it implements `Engine` of train/loop.py."""
 
     queue_s: float = 0.0
 

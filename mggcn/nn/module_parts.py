@@ -62,7 +62,7 @@ class Recipe:
         return self.metric is None and self.config.train.metric in LOWER_IS_BETTER
 
     def names(self) -> dict[str, str]:
-        """Return what tells this recipe from another one, for the run folder: names, and shapes of parameters."""
+        """Return what identifies this recipe in a run folder: names, and shapes of parameters."""
         train = self.config.train
         shapes = {name: list(tensor.shape) for name, tensor in self.module.state_dict().items()}
         return {
@@ -76,13 +76,13 @@ class Recipe:
 
 
 def name_of(part: Any) -> str:
-    """Return what a function, class or partial is called."""
+    """Return the name of a function, class or partial."""
     inner = part.func if isinstance(part, functools.partial) else part
     return str(getattr(inner, "__qualname__", type(inner).__name__)).rpartition("<locals>.")[2]
 
 
 def check_module(module: Module, config: Config, dtype: torch.dtype) -> None:
-    """Refuse a module that cannot be trained, saved or shared. Raises: ConfigError."""
+    """Refuse a module that cannot be trained, saved or shared among ranks. Raises: ConfigError."""
     if any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in module.parameters()):
         raise ConfigError("the module has layers without weights before its first call; call it once, or give sizes")
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -95,7 +95,7 @@ def check_module(module: Module, config: Config, dtype: torch.dtype) -> None:
         )
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor):
-            raise ConfigError(f"{name} of the module's state_dict is no tensor, and checkpoints keep tensors alone")
+            raise ConfigError(f"{name} of the module's state_dict is not a tensor, and checkpoints hold only tensors")
     arguments_of(module)
     if config.run.ranks > 1:
         _refuse_rows_apart(module)
@@ -266,7 +266,7 @@ def named_loss(name: str, scores: Tensor, labels: Tensor) -> tuple[Tensor, int]:
 
 
 def own_loss(loss: LossFunction, scores: Tensor, labels: Tensor) -> tuple[Tensor, bool]:
-    """Return the sum over rows (n, C) of a function's loss, and whether the function gave a mean, one number.
+    """Return the sum over rows (n, C) of a user's loss function, and whether the function returned a mean, one number.
 
     Raises: ConfigError if it gives neither that nor a value for each row.
     """
@@ -311,7 +311,7 @@ def check_mean(loss: LossFunction, scores: Tensor, labels: Tensor, rank: int) ->
     # A half may be 0 / 0 where the whole is not: a class without weight, or labels that are unknown.
     if math.isfinite(whole) and not abs(whole - (low + high)) <= tolerance * (abs(low) + abs(high)):
         raise ConfigError(
-            f"loss={name_of(loss)} returns one number that is no mean over rows (on rank {rank} all rows give "
+            f"loss={name_of(loss)} returns one number that is not a mean over rows (on rank {rank} all rows give "
             f"{whole / len(labels):.6g}, the mean of two halves is {(low + high) / len(labels):.6g}), as a sum and a mean "
             "with weights of classes are not, and ranks cannot put such numbers together; return a value for each row "
             '(reduction="none"), or train on one rank'

@@ -64,7 +64,7 @@ def recipe_of(
 ) -> Recipe:
     """Check a module, the parts that train it and its settings.
 
-    parts: loss, metric, optimizer and schedule where they are no names, else None. Raises: ConfigError, GraphError.
+    parts: loss, metric, optimizer and schedule where they are not names, else None. Raises: ConfigError, GraphError.
     """
     sharing = {name: settings[name] for name in SHARING if name in settings}
     named = {setting_name(key): value for key, value in settings.items() if key not in SHARING}
@@ -137,7 +137,7 @@ class ModuleRun:
         self.recipe: Recipe = recipe
 
     def adopt(self, config: Config) -> None:
-        """Take new settings of training."""
+        """Replace the settings of training."""
         self.recipe = dataclasses.replace(self.recipe, config=config)
 
     def describe(self) -> str:
@@ -151,7 +151,7 @@ class ModuleRun:
         )
 
     def write(self, folder: Path, store: Path | None) -> None:
-        """Record the run in its new folder, as `jobs.folder.write_plan` does for a planned model."""
+        """Record the run in its new folder, as `runs.folder.write_plan` does for a planned model."""
         config, graph = self.recipe.config, self._graph
         self.rewrite_config(folder)
         shared = share(graph, self.recipe.sharing, config.run.ranks, self._transport)
@@ -185,7 +185,7 @@ class ModuleRun:
         write_json(folder / "job.json", job | beginnings(folder, config, graph))
 
     def rewrite_config(self, folder: Path) -> None:
-        """Leave the table [model], which describes a model of mggcn, out of config.toml."""
+        """Remove the table [model], which describes mggcn's own models, from config.toml."""
         tables = {name: table for name, table in to_tables(self.recipe.config).items() if name != "model"}
         write_text(folder / "config.toml", tomli_w.dumps(tables))
 

@@ -11,7 +11,7 @@ from mggcn.errors import BackendError
 
 
 class Once(torch.autograd.Function):
-    """A gradient that refuses to be differentiated again."""
+    """A gradient that raises an error when it is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, name: str, *made_of: Tensor | None) -> Tensor:
@@ -27,7 +27,7 @@ class Once(torch.autograd.Function):
 
 
 def once(grad: Tensor, name: str, *made_of: Tensor | None) -> Tensor:
-    """Return a gradient of the function `name`; if torch is recording, one that refuses to be differentiated."""
+    """Return a gradient of the function `name`; if torch records, one that raises an error when differentiated."""
     if not torch.is_grad_enabled():
         return grad
     marked: Tensor = Once.apply(grad, name, *made_of)  # type: ignore[no-untyped-call]

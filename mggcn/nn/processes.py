@@ -77,7 +77,7 @@ def run_processes(
 ) -> list[T]:
     """Call `body` on each of P processes with its part of the graph; see run.run.
 
-    poll: called now and then while they run, and once they have ended; what it raises ends them.
+    poll: called regularly while they run, and once they have ended; what it raises ends them.
 
     Cost: a graph in memory is written to a temporary store; each process imports torch, some seconds.
     Raises: ConfigError if body cannot be sent, or an unguarded script calls this in a rank; the first error of any rank.

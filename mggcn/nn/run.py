@@ -96,5 +96,5 @@ def _under_torchrun(
 
     code = torchrun_main(timeout_s, work, transport)
     if code or not results:
-        raise MggcnError(f"the ranks of torchrun left with exit code {code}")
+        raise MggcnError(f"the ranks of torchrun exited with code {code}")
     return results[0]

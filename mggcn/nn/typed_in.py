@@ -60,7 +60,7 @@ def portable(body: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def without_main_file() -> Iterator[None]:
-    """Hide a main module's `__file__` that is no file, such as <stdin>: each process that starts would try to run it."""
+    """Hide a main module's `__file__` if it is not a file, such as <stdin>: each new process would try to run it."""
     main = vars(sys.modules["__main__"])
     if not is_typed_in() or "__file__" not in main:
         yield

@@ -57,12 +57,12 @@ class PartitionStats(Protocol):
 
     @property
     def assignment_bytes(self) -> int:
-        """Bytes per vertex of the graph that set-up holds to know which rank holds it."""
+        """Bytes per vertex of the graph that set-up needs to know which rank holds each vertex."""
         ...
 
     @property
     def kept_bytes(self) -> int:
-        """Those of them that stay for the whole run."""
+        """The part of `assignment_bytes` that stays for the whole run."""
         ...
 
     def to_dict(self) -> dict[str, Any]:

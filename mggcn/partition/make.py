@@ -54,7 +54,7 @@ def make_partition(
 
 
 def is_cached(graph: Graph, *, ranks: int, seed: int) -> bool:
-    """Return whether the vertex cut of a run is kept."""
+    """Return whether the vertex cut of a run is cached."""
     return is_kept(graph, LibraSettings(parts=ranks, seed=seed).name)
 
 

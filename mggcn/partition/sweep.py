@@ -50,7 +50,7 @@ def sweep(matrix: CSR, edges: int = EDGES, rows: int = ROWS) -> Iterator[Chunk]:
 
 
 def sweep_nonzeros(matrix: Rows | CSR, edges: int = EDGES) -> Iterator[Chunk]:
-    """Do as `sweep` with at most `edges` entries at a time; dense rows are read `edges` numbers at a time."""
+    """Sweep over a matrix with at most `edges` entries at a time, or over dense rows with `edges` numbers at a time."""
     if isinstance(matrix, CSR):
         yield from sweep(matrix, edges)
         return

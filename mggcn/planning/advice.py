@@ -22,7 +22,7 @@ SAMPLING_MARGIN = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The alternatives that the machine offers to a run: other numbers of ranks, and other strategies."""
+    """The alternatives for a run on this machine: other numbers of ranks, and other strategies."""
 
     per_rank: Callable[[int], int]
     """Bytes for each of P ranks; 0 if the machine cannot run so many."""
@@ -49,7 +49,7 @@ def smallest_ranks(plan: RunPlan, limit: int) -> int:
 
 
 def advice(plan: RunPlan, limit: int, room: Room | None = None) -> str:
-    """Say what would fit, the least change first; each is planned before it is named.
+    """Say which changes would make the run fit, the smallest first; each is planned before it is named.
 
     room: the memory for other numbers of ranks; None: every rank has `limit` bytes, however many there are.
     """

@@ -28,7 +28,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def parts_cells(parts: Mapping[Any, float]) -> list[str]:
-    """Return the cells of a row that says where seconds go, under the headers `KINDS.values()`."""
+    """Return the cells of a row of seconds by kind, under the headers `KINDS.values()`."""
     return [seconds_text(parts[kind]) for kind in KINDS]
 
 
@@ -52,7 +52,7 @@ def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None
 
 
 def memory_alone(plan: RunPlan, machine: Machine, in_float32: Machine) -> list[str]:
-    """Return a line that says that bf16 gains memory alone, where its epochs are not predicted to be faster; else none.
+    """Return a line saying that bf16 only saves memory, if its epochs are not predicted to be faster; else no line.
 
     in_float32: the machine with the rates of a run in float32.
     """
@@ -69,7 +69,7 @@ def memory_alone(plan: RunPlan, machine: Machine, in_float32: Machine) -> list[s
 
 
 def unpruned(plan: RunPlan) -> RunPlan | None:
-    """Return the plan with all rows computed in training epochs, None if they are."""
+    """Return the plan with all rows computed in training epochs; None if the plan already computes all."""
     if not plan.ranks[0].pruned:
         return None
     return _otherwise(plan, prune="off")

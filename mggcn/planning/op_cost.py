@@ -69,12 +69,12 @@ def epoch_threads(plan: RunPlan, threads: int) -> int:
 
 
 def first_threads(plan: RunPlan, threads: int) -> int:
-    """Return the threads, of all `threads`, that a run begins with: one where epochs are short."""
+    """Return how many of `threads` threads a run begins with: one if epochs are short."""
     return threads if epoch_work(plan) > SHORT_WORK else 1
 
 
 def epoch_work(plan: RunPlan) -> float:
-    """Return the FLOP of a training epoch of the rank that has most, with 8 for each byte moved."""
+    """Return the FLOP of a training epoch of the busiest rank, counting 8 for each byte moved."""
     works = [[item for item in program_items(plan, r, r.train) if isinstance(item, Work)] for r in plan.ranks]
     return max(sum(w.flop + 8 * (w.streamed + w.rows * w.row_bytes) for w in work) for work in works)
 

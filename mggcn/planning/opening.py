@@ -27,7 +27,7 @@ def opening_lines(
     done: int = 0,
     in_float32: Machine | None = None,
 ) -> list[str]:
-    """Return the lines with which a run starts, or continues after `done` epochs.
+    """Return the lines that a run prints when it starts, or continues after `done` epochs.
 
     limit: bytes that a rank may use. reason: why `auto` chose its strategy and order; "" if they were set. in_float32: the
     machine with the rates of a run in float32.

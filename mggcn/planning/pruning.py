@@ -27,7 +27,7 @@ from mggcn.partition.rows.required import LEAST_SAVED, required_sets, worth_prun
 class LayerRows:
     """The rows that the aggregation of a layer computes in a training epoch.
 
-    rows, nnz: numbers that the loss needs, over all ranks; None: not counted.
+    rows, nnz: how many rows and nonzeros the loss needs, over all ranks; None: not counted.
     """
 
     layer: int
@@ -96,7 +96,7 @@ def block_stats(rows: Sequence[LayerRows], stats: PartitionStats) -> dict[Block,
 
 
 def set_bytes(blocks: Iterable[Block]) -> int:
-    """Return the bytes per vertex of the graph that set-up holds to know which rows are required."""
+    """Return how many bytes per vertex of the graph set-up holds to know which rows are required."""
     return max((block.hops + 1 for block in blocks if block.hops is not None), default=0)
 
 

@@ -20,7 +20,7 @@ from mggcn.planning.shape import GraphShape
 
 
 def layer_reasons(plan: RunPlan) -> list[str]:
-    """Return one line per layer: order of its products and why; the input first."""
+    """Return one line for the input, then one per layer with the order of its products and the reason."""
     values = plan.ranks[0].values
     lines = [f"input: {values.input.reason}"]
     return lines + [f"layer {c.layer} ({c.d_in} -> {c.d_out}): {c.products}, {c.reason}" for c in values.layers]

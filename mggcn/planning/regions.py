@@ -58,7 +58,7 @@ class RankSizes:
     """The sizes that determine a rank's bytes.
 
     rows: V; input: how this rank's is kept.
-    forward, backward: the number of matrices of every size for A^T, and for A if these are others.
+    forward, backward: the number of matrices of every size for A^T, and for A if those differ.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
 
@@ -91,7 +91,7 @@ class RankSizes:
         return sum(_padded(math.prod(p.shape) * self.item) for p in trained)
 
     def regions(self, panel: int) -> dict[str, int]:
-        """Return bytes by purpose, but for the arena; panel: columns that set-up aggregates at a time, 0 for none."""
+        """Return bytes by purpose, without the arena; panel: columns that set-up aggregates at a time, 0 for none."""
         stats, rows = DEVICES[self.config.run.device], self.rows
         graph = self.config.model.aggregates
         labels = 4 if self.shape.task == "classes" else self.item * self.shape.num_classes
@@ -255,7 +255,7 @@ def input_bytes(config: Config, chosen: InputChoice, inputs: InputShape) -> int:
 
 
 def score_bytes(config: Config, shape: GraphShape) -> int:
-    """Return the bytes of the scores of all vertices where a metric needs them in one place: one column for two classes."""
+    """Return the bytes of all vertices' scores, if a metric needs them in one place; two classes take one column."""
     columns = 1 if shape.num_classes == 2 and shape.task == "classes" else shape.num_classes
     return 0 if config.train.metric in ("auto", *COUNTED) else 8 * shape.num_vertices * columns
 

@@ -115,7 +115,7 @@ def choose(candidates: Sequence[Candidate], machine: Machine, limit: int, room: 
 
 
 def near_rows(machine: Machine) -> int:
-    """Return how many rows of a width of 128 a CPU core's cache holds, or a GPU's L2: one of BOUNDS."""
+    """Return how many rows of 128 columns the cache of a CPU core, or a GPU's L2, holds: one of BOUNDS."""
     if machine.device.kind == "cpu":
         return NEAR_ROWS
     held = machine.device.gather.points[0][0] / NEAR_ROW_BYTES
@@ -265,7 +265,7 @@ def choice_lines(choice: Choice) -> list[str]:
 
 
 def parts_lines(rows: Sequence[Row]) -> list[str]:
-    """Return where the predicted seconds of every row go, as text."""
+    """Return the predicted seconds of every row by kind of work, as text."""
     costed = [row for row in rows if row.parts is not None]
     if not costed:
         return []

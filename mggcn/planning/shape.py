@@ -103,7 +103,7 @@ def partition_stats(
 
 
 def check_shape(shape: GraphShape) -> None:
-    """Raise GraphError for counts that no graph to train on can have."""
+    """Raise GraphError for counts that are impossible for a graph to train on."""
     if not 1 <= shape.num_vertices < 2**31:
         raise GraphError(f"{shape.name} must have 1 .. 2^31 - 1 vertices (32-bit ids), got {shape.num_vertices:,}")
     most = shape.num_vertices**2 * max(shape.num_relations, 1)

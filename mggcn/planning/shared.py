@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 class Shared:
-    """Keeps the newest value for each purpose, for runs with the same key. One graph and one thread at a time."""
+    """Caches the newest value for each purpose, for runs with the same key. For one graph and one thread at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[Purpose, tuple[Any, Any]] = {}
 
     def found(self, purpose: Purpose, key: Any, make: Callable[[], T]) -> T:
-        """Return the value kept for a key, or make and keep it."""
+        """Return the value cached for a key, or make and cache it."""
         if purpose not in self._kept or self._kept[purpose][0] != key:
             self._kept.pop(purpose, None)  # freed before the next is made
             self._kept[purpose] = key, make()
@@ -29,7 +29,7 @@ class Shared:
 def partition_key(config: Config) -> tuple[Any, ...]:
     """Return the settings that a partition depends on, besides the graph.
 
-    On one rank an order that is kept has no seed.
+    On one rank a cached order has no seed.
     """
     run = config.run
     seed = None if run.ranks == 1 and run.order in ("random", "none") else config.train.seed

@@ -30,7 +30,7 @@ _NAMES = {"rocauc": "roc_auc", "ap": "average_precision", "acc": "accuracy", "f1
 
 
 def resolve_task(train: TrainConfig, graph: Graph) -> TrainConfig:
-    """Fill in what `auto` stands for. Raises: ConfigError for a loss, a score or weights that do not fit the labels."""
+    """Replace `auto` in loss and metric. Raises: ConfigError if loss, metric or class weights do not fit the labels."""
     task, changes = graph.task, dict[str, Any]()
     if train.loss == "auto":
         changes["loss"] = LOSSES[task][0]
@@ -54,7 +54,7 @@ def resolve_task(train: TrainConfig, graph: Graph) -> TrainConfig:
 
 
 def check_shape_task(train: TrainConfig, num_classes: int) -> None:
-    """Check settings against a bare shape, whose task is that of the loss: classes for auto. Raises: ConfigError."""
+    """Check settings for a bare shape, whose task follows from the loss: classes for auto. Raises: ConfigError."""
     task = next(task for task, losses in LOSSES.items() if train.loss in ("auto", *losses))
     if train.metric not in ("auto", *METRICS[task]):
         raise ConfigError(

@@ -78,7 +78,7 @@ def breakdown(timeline: Timeline) -> dict[int, dict[str, float]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Total:
-    """All calls of one kind on one rank in an average epoch."""
+    """Sums over all calls of one kind on one rank in an average epoch."""
 
     op: str
     calls: float

@@ -21,7 +21,7 @@ COLOURS = 8
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Values over epochs. An empty name keeps the line out of the legend; faint: one of many behind their mean."""
+    """Values over epochs. An empty name keeps a line out of the legend; faint: one of many drawn behind their mean."""
 
     name: str
     x: Sequence[float]

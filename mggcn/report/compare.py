@@ -25,7 +25,7 @@ _MOST_VALUES = 16
 
 
 def write_comparison(runs: Sequence[Path], path: Path) -> Path:
-    """Write a page that compares runs, in the order given. Raises: RunError for a folder that is no run's, or two alike."""
+    """Write a page that compares runs, in the order given. Raises: RunError if one is not a run, or is named twice."""
     records = [read_run(run) for run in runs]
     names = _short_names(runs)
     changed = [changed_settings(record) for record in records]

@@ -17,7 +17,7 @@ INK, MUTED, GRID = "#222222", "#666666", "#dddddd"
 
 
 def require_matplotlib() -> None:
-    """Raises: BackendError saying how to install matplotlib where it is absent."""
+    """Check that matplotlib is installed. Raises: BackendError that says how to install it."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -42,7 +42,7 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def tidy(axes: Any) -> None:
-    """Leave only the lines that carry meaning."""
+    """Remove the top and right lines of the axes and other decoration."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -71,13 +71,13 @@ def byte_unit(largest: float) -> tuple[float, str]:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Return for example `1.25 GiB`."""
+    """Return a size as text, such as `1.25 GiB`."""
     size, name = byte_unit(abs(nbytes))
     return f"{nbytes:.0f} B" if size == 1 else f"{nbytes / size:.{_decimals(nbytes / size)}f} {name}"
 
 
 def format_count(count: float) -> str:
-    """Return for example `12,345` or, from a hundred thousand on, `1.23 M`."""
+    """Return a count as text, such as `12,345` or, from a hundred thousand on, `1.23 M`."""
     for size, name in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
         if abs(count) >= size:
             scaled = count / (1e3 if name == "k" else size)
@@ -99,5 +99,5 @@ def _decimals(value: float) -> int:
 
 
 def numbers(values: Sequence[Any]) -> list[float]:
-    """Return floats with nan for what was not evaluated or is not a number."""
+    """Return values as floats, with NaN for those that were not evaluated or are not numbers."""
     return [float(v) if isinstance(v, int | float) and not isinstance(v, bool) else float("nan") for v in values]

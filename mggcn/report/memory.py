@@ -30,7 +30,7 @@ _CHAR_INCHES = 0.062
 
 
 def draw_memory(plan: Json, path: Path) -> Path:
-    """Draw the arena of rank 0 over the ops of the train program, and the regions of every rank."""
+    """Draw the arena of rank 0 over the ops of the training program, and the regions of every rank."""
     ops = [str(op) for op in plan["programs"]["train"]] or ["(no ops)"]
     ranks = plan["per_rank"]
     width = min(max(6.5, 0.36 * len(ops) + 1.2), 26.0)

@@ -91,7 +91,7 @@ def _beginning(record: RunRecord) -> Iterable[str]:
 
 
 def setting_text(value: Any) -> str:
-    """Return a setting's value as `--set` takes it."""
+    """Return a setting's value as text in the form of `--set`."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

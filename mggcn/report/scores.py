@@ -17,7 +17,7 @@ _ERRORS = (*LOWER_IS_BETTER, "r2")
 
 
 def best_scores(result: Json) -> Json:
-    """Return the scores of the weights that `predict` takes; of several repeats their means."""
+    """Return the scores of the weights that `predict` uses; for several repeats, means."""
     if "runs" in result:
         mean = result.get("mean")
         found = mean.get("best", mean) if isinstance(mean, Mapping) else {"test": mean}
@@ -27,7 +27,7 @@ def best_scores(result: Json) -> Json:
 
 
 def places(metric: str, count: int | None) -> int:
-    """Return the decimals that a score of `count` vertices has: 0.97 of a hundred, 0.815 of a thousand."""
+    """Return how many decimals a score of `count` vertices deserves: 0.97 of a hundred, 0.815 of a thousand."""
     if metric in _ERRORS or not count:
         return 4
     return min(max(math.ceil(math.log10(count)), 1), 4)
@@ -76,7 +76,7 @@ def _when(result: Json) -> str:
 
 
 def score_table(record: RunRecord) -> str:
-    """Return scores of the best and the last epoch, or of every repeat."""
+    """Return a table of the scores of the best and last epoch, or of every repeat."""
     result: Json = record.result or {}
     if "runs" in result:
         return _repeats(result)
@@ -133,7 +133,7 @@ def class_scores(record: RunRecord) -> Iterable[str]:
 
 
 def class_names(record: RunRecord, count: int) -> list[str]:
-    """Return what the classes or labels are called: the graph's names, else their numbers."""
+    """Return the names of classes or labels: the graph's, else their numbers."""
     return list(recorded_names(record.plan.get("class_names"), count)) or list(map(str, range(count)))
 
 

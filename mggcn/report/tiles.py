@@ -13,7 +13,7 @@ from mggcn.report.run_folder import Json
 
 
 def draw_tiles(plan: Json, path: Path) -> Path:
-    """Draw the heat map and the bars; one rank has a single tile and needs a small picture only."""
+    """Draw the heat map of the tiles and the bars; one rank's single tile gets a small picture."""
     partition = plan["partition"]
     nnz = np.array(partition["nnz"], dtype=np.float64)
     num_ranks = len(nnz)

@@ -27,7 +27,7 @@ _APART = "The ranks ran on several machines; their clocks were aligned at one ba
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """One call of a kernel, or one message or a part of it."""
+    """An interval on a row of the timeline: one call of an op, or one message or part of it."""
 
     rank: int
     row: str

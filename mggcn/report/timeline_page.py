@@ -34,7 +34,7 @@ def draw_timeline(timeline: Timeline, folder: Path) -> list[Path]:
 
 
 def timeline_section(timeline: Timeline, images: Iterable[Path]) -> Iterable[str]:
-    """Return the section as HTML."""
+    """Return the timeline's section of the report as HTML."""
     texts = {
         "breakdown.png": "time of an epoch by kind of op and rank",
         "timeline.png": "every op of one epoch by rank and stream",

@@ -46,7 +46,7 @@ DELAYED = "5"
 
 
 class NoChoiceError(PlanError):
-    """No exact strategy fits or is possible; `choice` has the table."""
+    """No exact strategy fits or is possible; `choice` holds the table of candidates."""
 
     def __init__(self, choice: Choice) -> None:
         super().__init__(choice.reason)
@@ -54,7 +54,7 @@ class NoChoiceError(PlanError):
 
 
 def is_auto(config: Config) -> bool:
-    """Return whether the plan has something to choose."""
+    """Return whether strategy or order is `auto`, so that planning must choose."""
     return "auto" in (config.run.strategy, config.run.order)
 
 

@@ -14,15 +14,15 @@ from mggcn.graph.layout import digest_of, graph_digests
 from mggcn.train.log import read_record, write_json
 
 FREE = ("run.memory_limit", "run.timeout_s", "debug.bind", "run.log", "run.transport")
-"""Settings that change no result, and may be edited where a run goes on, on another machine."""
+"""Settings that change no result, and may be edited before a run continues on another machine."""
 SHOWN = 4
 """Settings that a refusal names."""
 
 
 def beginnings(folder: Path, config: Config, graph: Graph) -> dict[str, Any]:
-    """Return what job.json keeps of the settings and the data of a run that begins, or goes on, with a configuration.
+    """Return what job.json records of the settings and data of a run that begins or continues with a configuration.
 
-    config.toml may be another one until the run goes on. Cost: as `graph_sha256`.
+    config.toml may hold other settings until the run continues. Cost: as `graph_sha256`.
     """
     digests, path = graph_digests(graph), folder / "config.toml"
     before = [from_toml(path, saved=True)] if path.exists() else []
@@ -34,7 +34,7 @@ def _tables(*configs: Config) -> list[dict[str, dict[str, Any]]]:
 
 
 def record_change(folder: Path, config: Config) -> None:
-    """Record the settings with which a run goes on, before config.toml has them: killed between the two, both are known."""
+    """Record the settings with which a run continues, before config.toml changes: a kill in between loses neither."""
     path = folder / "job.json"
     job = read_record(path) if path.exists() else {}
     if "configs" in job:  # that of an earlier version has none
@@ -43,7 +43,7 @@ def record_change(folder: Path, config: Config) -> None:
 
 
 def check_settings(folder: Path, config: Config, job: Mapping[str, Any]) -> None:
-    """Refuse a config.toml that is not the one that the run began, or was continued, with. Raises: RunError naming each."""
+    """Refuse a config.toml that differs from the one that the run began or continued with. Raises: RunError."""
     recorded = job.get("configs", ())
     if isinstance(recorded, list) and to_tables(config) in recorded:
         return

@@ -42,7 +42,7 @@ SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "schedule_patie
 CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 """Settings of [train] with which a run may be continued."""
 MACHINE = ("threads", "bind", "memory_limit", "log", "timeout_s", "tune")
-"""Settings of [run] that belong to the machine, and change no result: a run that goes on takes them."""
+"""Settings of [run] that belong to the machine and change no result: a run that continues may change them."""
 FILES = ("config.toml", "plan.json", "job.json")
 """What every run folder has, also before its first epoch."""
 START_ANEW = "put the file back, or start the run again"
@@ -82,7 +82,7 @@ def is_run(folder: Path) -> bool:
 
 
 def looks_like_run(folder: Path) -> bool:
-    """Return whether a folder was a run's, though parts of it may be damaged, or gone."""
+    """Return whether a folder looks like that of a run, even if files are damaged or missing."""
     return any(os.path.lexists(folder / name) for name in FILES[1:])
 
 
@@ -106,9 +106,9 @@ def _named_by_time(name: str) -> Path:
 
 
 def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config:
-    """Return the configuration with which a run goes on: to its end, or, with more epochs, beyond it.
+    """Return the configuration with which a run continues: to its end or, with more epochs, beyond it.
 
-    changes: settings of [train] among CONTINUABLE, of [run] among MACHINE. Without one of SCHEDULE the schedule goes on,
+    changes: settings of [train] in CONTINUABLE, of [run] in MACHINE. Without one of SCHEDULE the schedule continues,
     and the run ends as if it had never stopped; with one, a schedule of its own begins at the epoch that the run has
     reached.
     Raises: ConfigError for other settings, epochs that are trained already, or a schedule that depends on their number.
@@ -147,7 +147,7 @@ def _require_more(folder: Path, before: TrainConfig, after: TrainConfig, done: i
     if progress and after.patience and progress.waited >= after.patience:
         raise ConfigError(
             f"the run in {folder} stopped after {done} epochs, {progress.waited} evaluations after its best one; "
-            "train.patience 0, or a larger number, lets it go on"
+            "train.patience 0, or a larger number, lets it continue"
         )
     if after.epochs <= done:
         raise ConfigError(f"the run in {folder} is complete after {done} epochs; a larger train.epochs extends it")
@@ -163,7 +163,7 @@ def epochs_done(folder: Path, config: Config) -> int:
 
 @contextlib.contextmanager
 def naming_checkpoint(folder: Path, way: str | None = "") -> Iterator[None]:
-    """Add to an error of ranks how many epochs are saved, and the `way` to continue: "" is the command, None no way."""
+    """Add to a CommError how many epochs are saved, and the `way` to continue: "" for the command, None for no hint."""
     try:
         yield
     except CommError as error:
@@ -208,7 +208,7 @@ def _saved_progress(folder: Path) -> Progress | None:
 
 
 def reopen(folder: Path, config: Config) -> None:
-    """Have a run go on with another configuration. Killed in here, it is one that is not complete.
+    """Let a run continue with another configuration. If the process is killed in here, the run counts as incomplete.
 
     Raises: RunError if its history lacks epochs.
     """
@@ -220,13 +220,13 @@ def reopen(folder: Path, config: Config) -> None:
 
 
 def move_store(folder: Path, store: Path) -> None:
-    """Record that the graph of a run lies in this store now: that of one in memory is written anew for every trainer."""
+    """Record the store that now holds the graph of a run: a graph in memory is written again for every trainer."""
     job = read_record(folder / "job.json")
     write_json(folder / "job.json", job | {"store": str(store.resolve())})
 
 
 def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
-    """Return configuration, plan and job (the store's path) of a run folder. Raises: RunError if it is none."""
+    """Return configuration, plan and job (the store's path) of a run folder. Raises: RunError if it is not one."""
     if not folder.is_dir():
         raise RunError(f"there is no run folder {folder}; mggcn train makes one and prints its name")
     refuse_sweep(folder)
@@ -334,7 +334,7 @@ def _named(settings: dict[str, Any], names: list[str]) -> str:
 
 
 def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Partition]:
-    """Return the plan that a run folder records, without another pass over the graph, and who holds which rows.
+    """Return the plan in a run folder, without another pass over the graph, and the partition of the rows.
 
     Raises: RunError if the graph or the settings are not those that the run was planned for, or another version planned it.
     """
@@ -350,16 +350,16 @@ def known_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, Par
 
 
 def require_planned(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Refuse a run of a module of one's own, whose code no folder holds. Raises: RunError."""
+    """Refuse a run of a user's own module, whose code is not in the folder. Raises: RunError."""
     if "module" in plan:
         raise RunError(
             f"the run in {folder} trains a module of its own, {plan['module'].get('module')}, whose code is not in the "
-            "folder; go on in Python: Trainer.from_run(folder, graph, module, ...) with the same loss and optimizer"
+            "folder; continue in Python: Trainer.from_run(folder, graph, module, ...) with the same loss and optimizer"
         )
 
 
 def require_graph(folder: Path, graph: Graph) -> None:
-    """Refuse another graph than the one that a run was made for. Raises: RunError."""
+    """Refuse a graph other than the one that a run was made for. Raises: RunError."""
     job = read_run(folder)[2]
     if job["graph_sha256"] != graph_sha256(graph):
         parts = changed_parts(job, graph)
@@ -371,7 +371,7 @@ def require_graph(folder: Path, graph: Graph) -> None:
 
 
 def recorded_plan(folder: Path, config: Config, graph: Graph) -> tuple[RunPlan, str]:
-    """Return the plan that a run folder records, and why `auto` chose it, "" if it did not. Raises: as `known_plan`."""
+    """Return the plan in a run folder, and why `auto` chose it ("" if it did not). Raises: as `known_plan`."""
     _, content, job = read_run(folder)
     require_planned(folder, content)
     require_graph(folder, graph)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def in_processes(config: Config) -> bool:
-    """Whether the ranks are processes of their own, rather than this one or threads of it."""
+    """Return whether the ranks are separate processes, not this process or threads of it."""
     return config.run.transport == "nccl" or (config.run.transport == "gloo" and config.run.ranks > 1)
 
 
@@ -30,7 +30,7 @@ def on_local_ranks(config: Config, body: Callable[[Communicator], Any]) -> list[
 
 
 def on_threads(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:
-    """Run `body` on every rank of this process, and leave torch's own settings of precision to it."""
+    """Run `body` on every rank of this process, without changing torch's settings of precision."""
     import torch
 
     from mggcn.comm.single import SingleCommunicator
@@ -54,9 +54,9 @@ def on_threads(config: Config, body: Callable[[Communicator], Any]) -> list[Any]
 
 @contextlib.contextmanager
 def signalled_stop(*, saves: bool = True) -> Iterator[Stop]:
-    """Give a flag that SIGINT, SIGTERM and SIGHUP set, once; a second one acts at once.
+    """Yield a flag that the first SIGINT, SIGTERM or SIGHUP sets; a second one acts at once.
 
-    Elsewhere than in a main thread it stays unset.
+    Outside the main thread it stays unset.
 
     saves: whether there is something to save from the start. Until the flag's `saves` is true, a signal does what it did
     before, and raises Interrupted where that was nothing.

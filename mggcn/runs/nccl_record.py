@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def nccl_record(plan: RunPlan, comm: Communicator, backend: KernelBackend) -> dict[str, Any]:
-    """Return planned and measured bytes, of the rank that has most, and NCCL's settings; empty without NCCL. Collective.
+    """Return NCCL's planned and measured bytes on the rank that uses most, and its settings; {} without it. Collective.
 
-    To be called after the first epochs, which make every connection.
+    Call it after the first epochs, which open every connection.
     """
     if not runs_nccl(plan.config.run):
         return {}

@@ -155,7 +155,7 @@ def predict_worker(
 def check_alike(
     config: Config, graph: Graph, trained_on: GraphShape, what: str = "the graph", run: str = "the run"
 ) -> None:
-    """Refuse a graph that the weights cannot be applied to.
+    """Raise an error if the weights cannot be applied to a graph.
 
     Raises: ConfigError for another number of features, or more relations than the run was trained on.
     """
@@ -170,7 +170,7 @@ def check_alike(
 
 
 def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[Config, Graph]:
-    """Return a graph that is only scored, with placeholders for the labels and splits that a rank reads.
+    """Return a graph that is only scored, with placeholders for labels and splits, which ranks read.
 
     trained_on: the graph that the weights come from. Raises: ConfigError as `check_alike`.
     """
@@ -200,14 +200,14 @@ def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[C
 def plan_layer(
     config: Config, graph: Graph, trained_on: GraphShape, layer: int
 ) -> tuple[Config, Graph, RunPlan, Partition]:
-    """Plan what ends with the output of a hidden layer, from 1, as scores. Raises: as `for_scoring`, `plan_graph`."""
+    """Plan a model whose scores are the outputs of a hidden layer, from 1. Raises: as `for_scoring`, `plan_graph`."""
     width = config.model.hidden[layer - 1]
     config, graph = for_scoring(config, graph, dataclasses.replace(trained_on, num_classes=width))
     return config, graph, *plan_graph(config, graph, network=HiddenLayer(layer))
 
 
 def weights_in(plan: RunPlan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of a run's weights that a plan has."""
+    """Return the weights of a run that a plan's model has."""
     return {name: state[name] for name in plan.ranks[0].values.parameters}
 
 

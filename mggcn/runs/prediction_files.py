@@ -37,7 +37,7 @@ def check_target(target: Path) -> None:
 
 
 def check_kind(task: Task, *, classes: bool, probabilities: bool) -> None:
-    """Refuse classes or probabilities where there are none, or both. Raises: ConfigError."""
+    """Refuse classes or probabilities of a task that has none, and both at once. Raises: ConfigError."""
     if classes and probabilities:
         raise ConfigError("--classes and --probabilities exclude each other; choose one")
     if task == "numbers" and (classes or probabilities):
@@ -90,7 +90,7 @@ def write_predictions(
     """Write the scores of an .npy file in another form, beside the target, then rename. Raises: RunError.
 
     Tables have the columns vertex and score_0, ..., or class, or label_0, ...; classes: as of `classes_of`. ids: (N,) of
-    the vertices, by default their numbers. name: of the columns of what are no scores. class_names: C, in place of the
+    the vertices, by default their numbers. name: of columns other than scores. class_names: C, instead of the
     numbers in names of columns, and in a further column, class_name, beside class.
     """
     scores = np.load(source, mmap_mode="r", allow_pickle=False)

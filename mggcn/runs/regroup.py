@@ -1,4 +1,4 @@
-"""A run that goes on with another number of ranks: what ranks share is in its checkpoint, all else is planned anew."""
+"""A run that continues on another number of ranks: what ranks share is in its checkpoint, all else is planned again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def with_ranks(config: Config, ranks: int) -> Config:
     if run.strategy == "delayed" and run.delay != "0":
         why = "keeps messages in flight between" if run.delay_epochs else "leaves out the edges between"
         raise ConfigError(
-            f"run.delay {run.delay} {why} its {run.ranks} ranks, so the run cannot go on with {ranks}; leave --ranks out, "
-            "or begin a new run with these weights: --start-from"
+            f"run.delay {run.delay} {why} its {run.ranks} ranks, so the run cannot continue on {ranks}; "
+            "remove --ranks, or begin a new run with these weights: --start-from"
         )
     transport = "auto" if run.transport in ("single", run.process_transport) else run.transport
     return dataclasses.replace(config, run=dataclasses.replace(run, ranks=ranks, transport=transport))
@@ -34,9 +34,9 @@ def with_ranks(config: Config, ranks: int) -> Config:
 def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) -> Config:
     """Plan the run of a folder for the ranks that `config` names, if it was planned for others; return its configuration.
 
-    The results are those of the run that never stopped, but for rounding: sums have another order. Memory is checked as for
-    a new run. Cost: as planning; nothing if the number is the same.
-    Raises: RunError if the graph is another one; PlanError, ConfigError.
+    The results are those of a run that never stopped, but for rounding: sums are taken in another order. Memory is
+    checked as for a new run. Cost: as planning; nothing if the number is the same.
+    Raises: RunError if the graph has changed; PlanError, ConfigError.
     """
     planned = read_run(folder)[2]["assignment"]
     if not isinstance(planned, dict) or planned.get("ranks") == config.run.ranks:

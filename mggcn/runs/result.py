@@ -1,4 +1,4 @@
-"""result.json of a complete run, and whether what it holds is a result."""
+"""Reads and checks result.json of a complete run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = ("setup_seconds", "measured_peak_bytes")
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Return what result.json of a complete run holds. Raises: RunError if it cannot be read, or is no result."""
+    """Return the content of a complete run's result.json. Raises: RunError if it cannot be read or is not a result."""
     path = folder / "result.json"
     try:
         result = read_object(path)
@@ -35,7 +35,7 @@ def _check(result: Mapping[str, Any]) -> None:
         if not all(isinstance(size, int | float) for size in (planned, *(result[name] for name in SIZES))):
             raise TypeError("its seconds and bytes are not numbers")
         if not isinstance(result.get("seconds_per_epoch"), int | float | None) or not isinstance(result["metric"], str):
-            raise TypeError("its metric is no name, or its seconds are no number")
+            raise TypeError("its metric is not text, or its seconds are not a number")
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
     except TypeError as error:

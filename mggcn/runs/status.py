@@ -25,7 +25,7 @@ LARGEST_MARKER: Final = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStatus:
-    """A rank: alive, stopped, gone, silent (on another machine), or how it ended."""
+    """The state of a rank: alive, stopped, gone, silent (on another machine), or how it ended."""
 
     rank: int
     state: str
@@ -39,7 +39,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """A run. state: not begun, set-up, training, stopped, silent, killed, failed, interrupted or complete."""
+    """The state of a run: not begun, set-up, training, stopped, silent, killed, failed, interrupted or complete."""
 
     folder: Path
     state: str
@@ -71,7 +71,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 
 def status_of(folder: Path) -> RunStatus:
-    """Return the state of a run. Cost: a few small files. Raises: RunError, ConfigError for a damaged run, or none."""
+    """Return the state of a run. Cost: a few small files. Raises: RunError, ConfigError if it is missing or damaged."""
     if not looks_like_run(folder):
         what = "holds no run" if folder.is_dir() else "is no folder"
         raise RunError(f"{folder} {what}; mggcn train makes one and prints its name")
@@ -184,7 +184,7 @@ def line_of(run: RunStatus) -> str:
 
 
 def details_of(run: RunStatus) -> list[str]:
-    """Say more of one run: its checkpoint and its ranks."""
+    """Describe one run in more lines: its checkpoint and its ranks."""
     saved = (
         f"last checkpoint: epoch {run.checkpoint_epoch}, {duration(run.checkpoint_age_s)} ago"
         if run.checkpoint_age_s is not None

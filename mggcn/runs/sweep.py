@@ -44,7 +44,7 @@ PRUNED = "pruned: "
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How the trials of a sweep are trained: what its record holds besides them."""
+    """How the trials of a sweep are trained: all that its record holds besides the trials."""
 
     store: str
     graph_sha256: str
@@ -64,12 +64,12 @@ class Trial:
 
     @property
     def damaged(self) -> bool:
-        """Whether its files cannot be read, or are not those of its settings."""
+        """Whether its files cannot be read, or were made with other settings."""
         return self.error.startswith(DAMAGED)
 
     @property
     def pruned(self) -> int:
-        """After how many epochs it was stopped because it was behind earlier trials; 0: it was not."""
+        """The epoch after which it was pruned because it was behind earlier trials; 0: it was not pruned."""
         found = re.match(rf"{PRUNED}.* after (\d+) epochs", self.error)
         return int(found[1]) if found else 0
 
@@ -97,7 +97,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Sweep:
-    """A sweep's folder and trials, and the metric that compares them. A notebook shows it as its table.
+    """A sweep's folder and trials, and the metric that compares them. Notebooks show it as a table.
 
     planned: trials in all; those of a TPE search join `trials` as they are drawn.
     """
@@ -159,7 +159,7 @@ def _text(value: Any) -> str:
 def make_sweep(space: Space, base: Config, graph: Graph, store: Path, out: Path | None, at_once: int = 0) -> Sweep:
     """Write the folder of a new sweep.
 
-    Raises: ConfigError for settings that are none, or do not fit the graph or each other; BackendError; RunError.
+    Raises: ConfigError for settings that do not exist, or do not fit the graph or each other; BackendError; RunError.
     """
     require_optuna()
     check_available(base)
@@ -221,9 +221,9 @@ def _check_trials(trials: list[Trial]) -> None:
     """Refuse a record that no sweep wrote. Raises: ValueError."""
     numbers = [trial.number for trial in trials]
     if not numbers or any(type(number) is not int or number < 1 for number in numbers):
-        raise ValueError("its trials must have numbers from 1")
+        raise ValueError("its trials must be numbered from 1")
     if repeated := [number for number in set(numbers) if numbers.count(number) > 1]:
-        raise ValueError(f"trial {repeated[0]} is there {numbers.count(repeated[0])} times")
+        raise ValueError(f"trial {repeated[0]} occurs {numbers.count(repeated[0])} times")
     for trial in trials:
         known = isinstance(trial.settings, dict) and isinstance(trial.seconds, int | float | None)
         if not known or not isinstance(trial.error, str):
@@ -254,7 +254,7 @@ def _result_of(folder: Path, config: Config, settings: Settings) -> dict[str, An
 
 
 def run_sweep(folder: Path, on_trial: Callable[[Trial], None] | None = None) -> Sweep:
-    """Train what a sweep has not trained yet, failures again, and return it. on_trial: called as trials end.
+    """Train the trials that a sweep has not trained yet or that failed, and return it. on_trial: called as each ends.
 
     A failed trial is a row of the table. Raises: Interrupted after Ctrl-C, once running trials are saved; RunError.
     """
@@ -371,7 +371,7 @@ def _save(sweep: Sweep, job: dict[str, Any]) -> None:
 
 
 class Worker:
-    """A process that trains trials, as this one sees it; a new one follows one that was killed.
+    """A process that trains trials, seen from this one; if it is killed, another is started.
 
     sharing: processes that share its memory, the machine's or its GPUs'.
     """
@@ -387,7 +387,7 @@ class Worker:
         self._stopped = False
 
     def train(self, trial: Trial) -> None:
-        """Have a trial trained, and note what came of it; one that `stop` interrupts stays as it is."""
+        """Have a trial trained, and record its result or error; one that `stop` interrupts stays as it is."""
         if self._stopped:
             return
         process = self._process = self._process or self._start()
@@ -403,7 +403,7 @@ class Worker:
             code = self.end()
             lines = read_bytes(self._log).decode(errors="replace").split("\n") if self._log.exists() else []
             last = next((one_line(line) for line in reversed(lines) if line.strip()), "it printed nothing")
-            trial.error = f"the process ended with code {code}: {last}"
+            trial.error = f"the process exited with code {code}: {last}"
 
     def _start(self) -> subprocess.Popen[str]:
         # A session of its own: a Ctrl-C of the terminal reaches the parent alone.

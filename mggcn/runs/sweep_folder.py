@@ -18,7 +18,7 @@ def trial_folder(sweep: Path, number: int) -> Path:
 
 
 def refuse_sweep(folder: Path) -> None:
-    """Raises: RunError if a folder, expected to be a run's, is a sweep's; it names the best trial's, the table's first."""
+    """Refuse a sweep's folder where a run's is expected. Raises: RunError that names the best trial's folder."""
     if not (folder / FILE).is_file():
         return
     which = f"such as {trial_folder(folder, 1)}"

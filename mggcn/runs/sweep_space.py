@@ -42,17 +42,17 @@ class Space:
 
     @property
     def num_points(self) -> float:
-        """How many different trials there are; infinite with a range."""
+        """Number of different points; infinite with a range."""
         return math.prod(math.inf if isinstance(found, Mapping) else len(found) for found in self.candidates.values())
 
     @property
     def num_trials(self) -> int:
-        """How many trials there are."""
+        """Number of trials."""
         return int(min(self.num_points, self.trials or MAX_TRIALS))
 
     @property
     def shortage(self) -> str:
-        """What to say where there are fewer points than trials; else empty."""
+        """A warning that there are fewer points than trials; "" if there are not."""
         if self.trials is None or self.trials <= self.num_points:
             return ""
         points = f"{self.num_points} point{'s' * (self.num_points > 1)}"
@@ -60,14 +60,14 @@ class Space:
 
     @property
     def learns(self) -> bool:
-        """Whether finished trials decide about others, which then go in rounds."""
+        """Whether finished trials influence later ones, which then run in rounds."""
         return self.search == "tpe" or self.pruner != "none"
 
     def settings(self, base: Config) -> list[Settings]:
-        """Return what every trial changes, each point once; for TPE, which draws later, combinations that it may draw.
+        """Return the settings of every trial, each point once; for TPE, which draws later, combinations it may draw.
 
         Trials of a grid whose graphs are ordered alike follow each other. Raises: ConfigError for a setting, value or
-        combination that is none, for equal values, or for a range in a grid.
+        combination that is not valid, for equal values, or for a range in a grid.
         """
         if not self.candidates:
             raise ConfigError(
@@ -84,7 +84,7 @@ class Space:
         return found
 
     def check(self) -> None:
-        """Raises: ConfigError for an option, a setting or candidates that are none."""
+        """Refuse options, settings or candidates that are not valid. Raises: ConfigError."""
         if not isinstance(self.candidates, Mapping):
             raise ConfigError(f"the candidates must be a table, got {self.candidates!r}")
         for name, kind in OPTIONS.items():
@@ -135,7 +135,7 @@ def with_trial(base: Config, settings: Settings) -> Config:
 
 @contextlib.contextmanager
 def naming_trial(settings: Settings) -> Iterator[None]:
-    """Have a ConfigError say which trial is refused."""
+    """Add to a ConfigError which trial is refused."""
     try:
         yield
     except ConfigError as error:
@@ -143,12 +143,12 @@ def naming_trial(settings: Settings) -> Iterator[None]:
 
 
 def as_text(settings: Settings) -> str:
-    """Return settings in a line."""
+    """Return settings as one line of text."""
     return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def refuse_both(varied: Iterable[str], given: Iterable[str]) -> None:
-    """Raises: ConfigError for a setting that varies and is given for all trials, too."""
+    """Refuse a setting that varies and is also given for all trials. Raises: ConfigError."""
     if both := sorted(set(varied) & set(given)):
         raise ConfigError(f"{both[0]} is varied by the grid and given for all trials, too; leave one of them out")
 

@@ -1,4 +1,4 @@
-"""What Optuna does in a sweep: draw settings, tell which trial is behind, and keep the finished ones to go on from.
+"""What Optuna does in a sweep: draw settings, tell which trial is behind, and save finished trials to continue from.
 
 Its storage is optuna.log in the sweep's folder, which one process writes: finished trials alone, each a line.
 """
@@ -28,7 +28,7 @@ STEPS = 10
 
 
 def require_optuna() -> Any:
-    """Return the package optuna. Raises: BackendError without it."""
+    """Return the module optuna. Raises: BackendError if it is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise BackendError('a sweep needs Optuna: pip install "mggcn[sweep]"')
     import optuna
@@ -37,7 +37,7 @@ def require_optuna() -> Any:
 
 
 def new_study(direction: str, storage: Any = None) -> Study:
-    """Return a study in memory, or in a storage, which may have it already."""
+    """Return a study in memory, or one in a storage, where it may exist already."""
     optuna = require_optuna()
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -49,7 +49,7 @@ def new_study(direction: str, storage: Any = None) -> Study:
 
 
 def study_of(sweep: Path, direction: str = "") -> Study:
-    """Return the study in a sweep's folder. direction: of a new one; "": it must be there. Raises: RunError."""
+    """Return the study in a sweep's folder. direction: of a new study; "": the study must exist. Raises: RunError."""
     optuna, path = require_optuna(), sweep / STORAGE
     try:
         if path.exists() or not direction:
@@ -61,12 +61,12 @@ def study_of(sweep: Path, direction: str = "") -> Study:
         return study
     except Exception as error:  # what Optuna raises for a damaged file is its own affair
         raise RunError(
-            f"{path} cannot be read: {one_line(reason(error))}; remove it, and it is written anew from the trials"
+            f"{path} cannot be read: {one_line(reason(error))}; delete it, and it is written again from the trials"
         ) from error
 
 
 def distributions_of(candidates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return candidates as Optuna has them: ranges, and values of lists as texts of JSON."""
+    """Return candidates as Optuna's distributions: ranges, and values of lists as JSON text."""
     known, found = require_optuna().distributions, {}
     for name, values in candidates.items():
         if isinstance(values, Mapping):
@@ -112,7 +112,7 @@ def add_finished(
     score: float | None,
     steps: dict[int, float],
 ) -> None:
-    """Have a study know a finished trial. score: None for one that was pruned. steps: as of `steps_of`."""
+    """Add a finished trial to a study. score: None if it was pruned. steps: as returned by `steps_of`."""
     trial = require_optuna().trial
     study.add_trial(
         trial.create_trial(
@@ -137,7 +137,7 @@ def steps_of(rows: Iterable[Mapping[str, Any]], epochs: int) -> dict[int, float]
 
 
 def is_behind(study: Study, steps: dict[int, float]) -> bool:
-    """Whether the best score of a trial is behind the median of the finished ones at its last step (five at least)."""
+    """Return whether a trial's best score is worse than the median of five or more finished trials at its last step."""
     optuna = require_optuna()
     trial = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING, intermediate_values=steps)
     return bool(optuna.pruners.MedianPruner().prune(study, trial))

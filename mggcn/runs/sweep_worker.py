@@ -37,7 +37,7 @@ from mggcn.train.tensorboard import log_trial
 
 
 class Pruning:
-    """Stops a trial that is behind those before it, as SIGTERM does: `mggcn train --resume` could continue it."""
+    """Stops a trial that is behind earlier ones, as SIGTERM does: `mggcn train --resume` can continue it."""
 
     def __init__(self, sweep: Path, config: Config, before: list[dict[str, Any]]) -> None:
         """Begin behind the epochs of the trial that are saved."""
@@ -67,7 +67,7 @@ def train_trial(
     sharing: int,
     pruner: str = "none",
 ) -> dict[str, Any]:
-    """Train a trial in its folder of the sweep, or go on with it, and return its result.
+    """Train a trial in its folder of the sweep, or continue it, and return its result.
 
     sharing: trials that share the free memory.
     Raises: as prepare_run and run_training; RunError if it was pruned.

@@ -128,7 +128,7 @@ def prepare_run(
 
 
 def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> None:
-    """Print what will run, on what, and what it will take. done: epochs that a resumed run does not repeat."""
+    """Print what will be trained, on which graph, and at what cost. done: epochs that a resumed run does not repeat."""
     config = plan.config
     machines = this_machine(config), this_machine(in_float32(config))
     lines = opening_lines(
@@ -206,7 +206,7 @@ def _set_up(comm: Communicator, run: PlannedRun, graph: Graph, stop: Stop, log: 
 
 @contextlib.contextmanager
 def logged(config: Config, folder: Path, on_epoch: OnEpoch | None, rank: int) -> Iterator[OnEpoch | None]:
-    """Give what rank 0 calls with the row of each epoch: `on_epoch`, behind the log that run.log asks for."""
+    """Yield what rank 0 calls with the row of each epoch: the log that run.log asks for, then `on_epoch`."""
     if config.run.log == "none" or rank != 0:
         yield on_epoch if rank == 0 else None
         return
@@ -228,7 +228,7 @@ def largest_peak(rank: Rank, comm: Communicator) -> int:
 def result_of(
     config: Config, graph: Graph, plan: RunPlan, rank: Rank, setup_seconds: float, measured_peak: int
 ) -> dict[str, Any]:
-    """Return what result.json holds."""
+    """Return the content of result.json."""
     trainer = rank.trainer
     return {
         **trainer.summary(),
@@ -246,7 +246,7 @@ def result_of(
 
 
 def versions_of(config: Config, device: str) -> dict[str, Any]:
-    """Return what a run ran with, for result.json."""
+    """Return the versions, kernels, threads and device of a run, for result.json."""
     import scipy
     import torch
 
@@ -264,7 +264,7 @@ def versions_of(config: Config, device: str) -> dict[str, Any]:
 
 
 def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
-    """Return how a GPU got its epochs and evaluations, and why not as CUDA graphs; nothing for other devices."""
+    """Return how epochs and evaluations were launched on a GPU, and why not as CUDA graphs; {} for other devices."""
     if not launching(config.run):
         return {}
     eager = f"eager: {not_captured(config.run) or 'fewer than three were run'}"
@@ -287,7 +287,7 @@ def run_training(run: PlannedRun, graph: Graph, *, quiet: bool, on_epoch: OnEpoc
 def resume_training(
     folder: Path, config: Config, graph: Graph, *, quiet: bool, on_epoch: OnEpoch | None = None
 ) -> dict[str, Any]:
-    """Continue the run of a folder. Raises: as `run_training`; RunError if the graph or the settings are others."""
+    """Continue the run of a folder. Raises: as `run_training`; RunError if the graph or settings differ."""
     if in_processes(config):
         return train_processes(folder, config, quiet=quiet, on_epoch=on_epoch)
     started = time.perf_counter()
@@ -297,7 +297,7 @@ def resume_training(
 
 
 def follower_of(folder: Path, on_epoch: OnEpoch) -> Callable[[], None]:
-    """Return what hands the rows that rank 0 is about to write on to `on_epoch`, whenever it is called."""
+    """Return a function that calls `on_epoch` with the rows that rank 0 has written since the function's last call."""
     from mggcn.train.checkpoint import read_progress
 
     found = read_progress(folder / "checkpoints")

@@ -49,7 +49,7 @@ REPORT_EVERY = 10
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """What is measured: threads of all ranks together, the numbers of ranks, and how long each figure may take."""
+    """What to measure: threads of all ranks together, the numbers of ranks, and how long each figure may take."""
 
     threads: int
     ranks: tuple[int, ...] = (2, 4)
@@ -67,7 +67,7 @@ class TuneSettings:
 def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
     """Measure this machine's cores, memory and transports, and return the content of its file.
 
-    The figures by which kernels are chosen are measured anew, too, and kept where runs find them.
+    The figures by which kernels are chosen are measured again, too, and cached where runs find them.
 
     folder: for the ranks' logs and results. report: called with what is measured next. Cost: under a minute on two cores,
     and some seconds for each number of GPUs between which NCCL is measured.
@@ -144,7 +144,7 @@ def _probe(backend: KernelBackend, threads: int) -> tuple[float, float]:
 
 
 def cpu_backend(threads: int, precision: str) -> KernelBackend:
-    """Return the CPU's kernels in one precision, as a rank that has all threads gets them."""
+    """Return the CPU's kernels in one precision, for a rank that has all threads."""
     config = Config(run=RunConfig(threads=threads, precision=precision))  # type: ignore[arg-type]
     plan = plan_shape(
         config, GraphShape(name="tune", num_vertices=2, num_edges=2, num_features=1, num_classes=1, symmetric=True)
@@ -157,7 +157,7 @@ def cpu_backend(threads: int, precision: str) -> KernelBackend:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a place for the machine's file before a minute is spent. Raises: ConfigError."""
+    """Refuse a path that the machine's file cannot be written to, before a minute is spent. Raises: ConfigError."""
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent

@@ -40,7 +40,7 @@ def weights_of(folder: Path, config: Config, weights: str = "best", seed: int | 
 
 
 def weights_of_run(folder: Path) -> dict[str, Tensor]:
-    """Return the best weights of a run folder. Raises: as `weights_of`; RunError if it is none."""
+    """Return the best weights of a run folder. Raises: as `weights_of`; RunError if it is not one."""
     return weights_of(folder, read_run(folder)[0])
 
 
@@ -59,7 +59,7 @@ def check_start(plan: RunPlan, state: Mapping[str, Tensor]) -> None:
 
 
 def keep_start(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write the weights that a run begins with into its folder, for its ranks and for later."""
+    """Save the weights that a run begins with in its folder, for its ranks and for resuming."""
     from mggcn.train.checkpoint import save_tensors
 
     save_tensors({name: tensor.detach().cpu().clone() for name, tensor in state.items()}, folder / START)

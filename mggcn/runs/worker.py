@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Parse what the parent passed and run the rank."""
+    """Parse the arguments from the parent process and run the rank."""
     output.settle()
     ready_for_signals()
     native.limit_spinning()

@@ -45,7 +45,7 @@ class BatchLoader:
     dtype: str
 
     def load(self, batch: Batch) -> None:
-        """Make a batch the one that the training program runs over. Raises: PlanError for one that was not planned."""
+        """Make the training program run over this batch. Raises: PlanError if the plan has no room for it."""
         batch.check(self.stack)
         runtime, backend = self.runtime, self.runtime.backend
         # Targets are the first of a block's sources, so every row set is the beginning of the input's.
@@ -56,7 +56,7 @@ class BatchLoader:
         for block, edges in batch.edges.items():
             aggregation = train.aggregations[block]
             if not isinstance(aggregation, LocalBlock):
-                raise PlanError(f"block {block.name!r} takes no edges of a batch")
+                raise PlanError(f"block {block.name!r} does not take edges from a batch")
             num_sources = batch.rows[block.sources].size
             aggregation.load(*_matrices(backend, edges, num_sources, self._real))
         counts = {name: ids.size for name, ids in batch.rows.items()}

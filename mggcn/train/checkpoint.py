@@ -231,7 +231,7 @@ def _checked(progress: Progress) -> Progress:
 def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
     """Return the latest checkpoint: progress and the named parts; None if there is none.
 
-    One that a run replaces while it is read is no damage: the next one is read. Raises: RunError if it is damaged.
+    If a run replaces it while it is read, the next one is read. Raises: RunError if it is damaged.
     """
     for left in reversed(range(TRIES)):
         latest = _latest(folder)

@@ -147,7 +147,7 @@ class TrainingEpoch:
         books.signals.copy_(books.own)
 
     def set_rate(self, rate: float | None) -> None:
-        """Set what the plateau schedule has made of train.lr (Progress.rate), from the next epoch on."""
+        """Set the learning rate that the plateau schedule has reached (Progress.rate), from the next epoch on."""
         self._rate, self._window = rate, -1
 
     def _open_window(self, epoch: int) -> None:
@@ -170,7 +170,7 @@ class TrainingEpoch:
             books.signals.copy_(books.own)
 
     def run(self, epoch: int) -> None:
-        """Queue one epoch, number `epoch` from 0, as the clock says too. Raises: IndexError behind the last epoch."""
+        """Queue one epoch, number `epoch` from 0, as the clock says too. Raises: IndexError after the last epoch."""
         if epoch >= self._config.epochs:
             raise IndexError(f"the run has {self._config.epochs} epochs, epoch {epoch + 1} was requested")
         self._open_window(epoch)
@@ -205,7 +205,7 @@ class TrainingEpoch:
         return signals
 
     def window_end(self, epoch: int) -> int:
-        """Return the epoch behind the window of an epoch: the host must look before it."""
+        """Return the epoch after the window of an epoch: the host must read the history before it."""
         return epoch - epoch % self._epochs + self._epochs
 
     def origin(self, seed: int, epoch: int) -> str:

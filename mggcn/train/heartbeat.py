@@ -25,7 +25,7 @@ LONGEST_S: Final = 1e12
 
 @dataclass(kw_only=True, slots=True)
 class Pulse:
-    """What a rank says of itself. time_s: wall clock; started: when its process began, in ticks since the boot."""
+    """What a rank reports about itself. time_s: wall clock; started: when its process began, in ticks since boot."""
 
     rank: int
     state: str = "set-up"
@@ -45,8 +45,8 @@ class Pulse:
 
 
 class Heartbeat:
-    """Writes the pulse of one rank, in a `with` until its end. It costs an epoch a look at the clock, and a second a file
-    of 300 bytes.
+    """Writes the pulse of one rank until its `with` block ends. Cost: one look at the clock per epoch, and one file of
+    300 bytes per second.
 
     A disk that is full or gone stops no run: the file then is old.
     """
@@ -62,7 +62,7 @@ class Heartbeat:
         self._write()
 
     def begin(self, run: int, epoch: int) -> None:
-        """Say that epochs begin, at this one."""
+        """Record that epochs begin, with this one."""
         self._pulse.state, self._pulse.run, self._pulse.epoch = "training", run, epoch
         self._last_s, self._last_epoch = time.monotonic(), epoch
         self._write()
@@ -73,7 +73,7 @@ class Heartbeat:
         return time.monotonic() >= self._last_s + EVERY_S
 
     def beat(self, run: int, epoch: int, memory_bytes: int) -> None:
-        """Say how far the rank is."""
+        """Record the progress of the rank."""
         now = time.monotonic()
         if run == self._pulse.run and epoch > self._last_epoch:
             self._pulse.epoch_s = (now - self._last_s) / (epoch - self._last_epoch)
@@ -100,7 +100,7 @@ class Heartbeat:
 
 
 def read_pulses(folder: Path, ranks: int) -> list[Pulse]:
-    """Return the last sign of life of each rank that gave one; damaged files count as none."""
+    """Return the last pulse of each rank that wrote one; damaged files are ignored."""
     found = []
     for rank in range(ranks):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -115,7 +115,7 @@ def _check(pulse: Pulse, rank: int) -> None:
     counts = (pulse.run, pulse.epoch, pulse.epochs, pulse.repeat, pulse.memory_bytes, pulse.pid, pulse.started)
     seconds = (pulse.time_s, 0.0 if pulse.epoch_s is None else pulse.epoch_s)
     if pulse.rank != rank or pulse.state not in STATES or not all(isinstance(t, str) for t in (pulse.host, pulse.boot)):
-        raise ValueError("it is of another rank, or of no known state")
+        raise ValueError("it belongs to another rank, or its state is unknown")
     if any(type(count) is not int or not 0 <= count < 2**63 for count in counts):
         raise ValueError("its counts are not whole numbers of 64 bits")
     if any(type(s) not in (int, float) or not 0 <= s < LONGEST_S for s in seconds):
@@ -123,7 +123,7 @@ def _check(pulse: Pulse, rank: int) -> None:
 
 
 def boot_id() -> str:
-    """Return what tells this boot of this machine from others; "" where there is no such thing."""
+    """Return an id of this boot of this machine; "" where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -39,7 +39,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
-    """Return what a file that `write_json` wrote holds. Raises: RunError if it cannot be read, or lacks one of the keys."""
+    """Return the content of a file that `write_json` wrote. Raises: RunError if it is unreadable or lacks a key."""
     try:
         found = read_object(path)
         if absent := [key for key in keys if key not in found]:
@@ -50,7 +50,7 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """Return the epochs of a run. Raises: RunError if its history cannot be read, or a line is no epoch."""
+    """Return the epochs of a run. Raises: RunError if its history cannot be read, or a line is not an epoch."""
     path, number = folder / "history.jsonl", 0
     try:
         rows = []
@@ -59,12 +59,12 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {reason(error)}") from error
     except ValueError as error:
-        raise RunError(f"{path}, line {number}, is no epoch: {reason(error)}; put the file back") from error
+        raise RunError(f"{path}, line {number}, is not an epoch: {reason(error)}; restore the file") from error
     return rows
 
 
 def require_history(folder: Path, lines: int) -> None:
-    """Refuse to go on with a run whose history has lost lines that its checkpoint counts. Raises: RunError."""
+    """Refuse to continue a run whose history has lost lines that its checkpoint counts. Raises: RunError."""
     path = folder / "history.jsonl"
     try:
         with open_file(path) as file:
@@ -102,7 +102,7 @@ class HistoryFollower:
             return 0
 
     def poll(self) -> None:
-        """Hand on the rows that have come. Raises: what the function raises."""
+        """Pass the rows that have arrived to the function. Raises: what the function raises."""
         if self._inode() in (0, self._before):
             return
         with open_file(self._path) as file:

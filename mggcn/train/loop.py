@@ -42,7 +42,7 @@ class Stop:
 
 
 class Engine(Protocol):
-    """What trains on one rank, as the loop sees it. All ranks make all calls, in one order."""
+    """What the loop needs of whatever trains on one rank. All ranks make all calls in the same order."""
 
     rank: int
     size: int
@@ -58,7 +58,7 @@ class Engine(Protocol):
         """Set the seed, the next epoch, from 0, and the learning rate that the plateau schedule has reached."""
 
     def set_rate(self, rate: float | None) -> None:
-        """Set what the plateau schedule has made of train.lr, from the next epoch on."""
+        """Set the learning rate that the plateau schedule has reached, from the next epoch on."""
 
     def set_signals(self, stop: float, seconds: float) -> None:
         """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
@@ -70,10 +70,10 @@ class Engine(Protocol):
         """
 
     def window_end(self, epoch: int) -> int:
-        """Return the epoch before which the host must look at results."""
+        """Return the epoch before which the host must read results."""
 
     def remedy(self, epoch: int) -> str:
-        """Return what to do about an epoch, from 0, that moved no weight, and where it began. Collective."""
+        """Return what to do about an epoch, from 0, that moved no weight, and where the fault began. Collective."""
 
     def rate_of(self, epoch: int, rate: float | None) -> float:
         """Return the learning rate of an epoch, for the history."""
@@ -103,7 +103,7 @@ class Engine(Protocol):
         """Wait for all ranks."""
 
     def peak_bytes(self) -> int:
-        """Return the peak memory so far."""
+        """Return the peak memory of the device so far, in bytes."""
 
 
 class Loop:
@@ -334,7 +334,7 @@ def summary(config: TrainConfig, progress: Progress, metric: str) -> dict[str, A
 
 
 def refuse_skipped(engine: Engine, first: int, signals: npt.NDArray[np.float64]) -> None:
-    """Raises: DivergedError, on all ranks, if there are epochs, counted from `first`, that moved no weight."""
+    """Refuse epochs, counted from `first`, that moved no weight. Raises: DivergedError, on all ranks."""
     if len(signals) > (moved := _moved(signals)):
         raise diverged(engine, first + moved, float(signals[moved, LOSS]))
 

@@ -39,7 +39,7 @@ def macro_f1(counts: Counts) -> float | None:
 
 
 def micro_f1(counts: Counts) -> float | None:
-    """Return the F1 of all predictions together, which of classes is the accuracy; None if the split is empty."""
+    """Return the F1 of all predictions together, which for classes equals the accuracy; None if the split is empty."""
     total = counts[1].sum() + counts[2].sum()
     return float(2 * counts[0].sum() / total) if counts[2].sum() else None
 
@@ -164,7 +164,7 @@ _ERRORS: Mapping[str, Callable[[Array, Array], float | None]] = {"mae": mae, "rm
 
 
 def gathered_score(metric: str, scores: Array, labels: Array) -> float | None:
-    """Return a metric that needs all scores of a split, (n, C) or (n, 1): of classes (n,), or entries (n, T) with NaN.
+    """Return a metric that needs all scores of a split, (n, C) or (n, 1); targets: classes (n,), or entries (n, T).
 
     Of entries it is the mean over columns, each of its known entries; columns that have no score are left out.
     """

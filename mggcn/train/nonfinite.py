@@ -13,7 +13,7 @@ from mggcn.train.runtime import BoundProgram, RankRuntime
 
 
 def origin_of_nonfinite(runtime: RankRuntime, bound: BoundProgram, rank: int, size: int) -> str:
-    """Run a training program op by op on every rank, and say in words what is not finite first, and where. Collective.
+    """Run a training program op by op on every rank; say what is the first value not finite, and where. Collective.
 
     Cost: an epoch, and a look at every result.
     """

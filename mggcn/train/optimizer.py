@@ -23,7 +23,7 @@ FIRST = "layers.1.weight"
 
 
 class Optimizer:
-    """The state of an optimiser: one flat tensor or two like the weights, and counts of steps, allocated once.
+    """The state of an optimiser, allocated once: up to two flat tensors shaped as the weights, and counts of steps.
 
     Source: Kingma and Ba 2015 (adam, with L2 in the gradient), Loshchilov and Hutter 2019 (adamw).
     """

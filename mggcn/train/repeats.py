@@ -56,7 +56,7 @@ def keep_repeat(run_folder: Path, seed: int, parts: Mapping[str, Mapping[str, Te
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
-            f"the weights of seed {seed} could not be kept in {final}: {error}; free space and resume"
+            f"the weights of seed {seed} could not be saved to {final}: {error}; free space and resume"
         ) from error
 
 

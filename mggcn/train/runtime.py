@@ -113,7 +113,7 @@ class Weights:
         return {name: view.cpu().clone() for name, view in self.views_of(source).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy weights in. Raises: ConfigError if they are no tensors, or names or shapes differ from the model's."""
+        """Copy weights in. Raises: ConfigError if they are not tensors, or names or shapes differ from the model's."""
         check_state(state)
         expected = {name: tuple(view.shape) for name, view in self.views.items()}
         came = {name: tuple(value.shape) for name, value in state.items()}
@@ -128,7 +128,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class BoundProgram:
-    """A program with a rank's memory: its buffers by name, and what aggregates over each of its blocks."""
+    """A program with a rank's memory: its buffers by name, and the aggregation over each of its blocks."""
 
     program: Program
     arena: Tensor
@@ -137,11 +137,11 @@ class BoundProgram:
 
     @property
     def result(self) -> Tensor:
-        """What stays readable after the program."""
+        """The result, which stays readable after the program."""
         return self.views[self.program.result]
 
     def cut(self, rows: Mapping[RowSet, int]) -> BoundProgram:
-        """Return the program on as many rows of each set as a step has."""
+        """Return the program with its buffers cut to the rows that a step has of each set."""
         views = {
             p.spec.name: buffer_view(self.arena, p)[: rows.get(p.spec.row_set) if p.spec.row_set else None]
             for p in self.program.arena.placements
@@ -188,7 +188,7 @@ class RankRuntime:
         return self.inputs.rows[rows].ids.shape[0]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Tell the aggregations of training which epoch begins."""
+        """Tell the aggregations of training the number of the epoch that begins."""
         for aggregation in self.programs["train"].aggregations.values():
             aggregation.begin_epoch(epoch)
 

@@ -12,7 +12,7 @@ MOST: Final = 1 << 16
 
 
 class EpochSeconds:
-    """Seconds of epochs; all of them up to MOST."""
+    """The seconds of epochs, of which at most MOST are stored."""
 
     def __init__(self) -> None:
         self._kept = array("d")
@@ -20,7 +20,7 @@ class EpochSeconds:
         self._seen = 0
 
     def add(self, seconds: float) -> None:
-        """Note an epoch."""
+        """Add the seconds of an epoch."""
         if self._seen % self._stride == 0:
             self._kept.append(seconds)
         self._seen += 1
@@ -29,5 +29,5 @@ class EpochSeconds:
             self._stride *= 2
 
     def median(self) -> float | None:
-        """Return the median of those that are kept, None before the first epoch."""
+        """Return the median of the stored seconds; None before the first epoch."""
         return float(np.median(self._kept)) if self._kept else None

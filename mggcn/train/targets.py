@@ -22,7 +22,7 @@ from mggcn.model.runtime import Target
 
 @dataclass(frozen=True, slots=True)
 class ClassTarget:
-    """One class a vertex: cross-entropy, weighted and smoothed, of a softmax."""
+    """The target of one class per vertex: softmax cross-entropy, weighted and smoothed."""
 
     target: LossTarget
     known: None = None
@@ -46,7 +46,7 @@ class ClassTarget:
 
 @dataclass(frozen=True, slots=True)
 class EntryTarget:
-    """Several labels or numbers a vertex, compared one by one."""
+    """The target of several labels or numbers per vertex, compared one by one."""
 
     kind: EntryLoss
     target: LossTarget

@@ -35,7 +35,7 @@ LOOK_S = 0.05
 
 
 class Cores:
-    """The processor's use over the last LOOK_S or more; None until there is one."""
+    """Measures the processor's use over LOOK_S or more; None until the first measurement."""
 
     def __init__(self) -> None:
         self._watch, self._use, self._looked = ProcessorWatch(), None, time.monotonic()

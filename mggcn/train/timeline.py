@@ -47,15 +47,15 @@ class Watch(Protocol):
     """Events of the epoch loop for an observer."""
 
     def epoch(self, number: int) -> AbstractContextManager[None]:
-        """The block queues training epoch `number`, from 0."""
+        """Mark a block that queues training epoch `number`, from 0."""
         ...
 
     def doing(self, label: str) -> AbstractContextManager[Any]:
-        """The block queues work of its own that is no op of the program, such as the optimiser's."""
+        """Mark a block that queues work that is not an op of the program, such as the optimiser's."""
         ...
 
     def close(self) -> None:
-        """No epoch follows. Collective."""
+        """End the observation: no epoch follows. Collective."""
         ...
 
 
@@ -171,7 +171,7 @@ def make_profiler(run: RunConfig) -> profile:
 
 
 def recorded_epochs(first: int, epochs: int) -> range:
-    """Return which epochs to record of a run that goes on from epoch `first` to `epochs`, counted from 0."""
+    """Return the epochs to record of a run from epoch `first` to `epochs`, counted from 0."""
     start = first + max(0, min(WARM_UP, epochs - first - RECORDED))
     return range(start, min(start + RECORDED, epochs))
 

@@ -125,7 +125,7 @@ class RankTrainer:
         return self._epoch.history(first, last)
 
     def remedy(self, epoch: int) -> str:
-        """As of Engine; it names layer and rank."""
+        """Implement Engine.remedy; it names layer and rank."""
         where = self._epoch.origin(self._seed, epoch)
         return f"train.lr (now {self._config.train.lr}) or check the features for huge values; {where}"
 

@@ -18,7 +18,7 @@ LAST = 10
 
 
 def limits_of(config: Config, done: int = 0) -> Limits | None:
-    """Return what the epochs of a run try; None, by its settings alone and so alike on all ranks: nothing.
+    """Return the limits of what the epochs of a run try; None for nothing. It depends on settings, so all ranks agree.
 
     done: epochs that a resumed run does not repeat. tune = "auto" leaves out runs that end before their ranks would report,
     GPUs, whose variants differ in the last bits, and timelines, which would show epochs that are slow on purpose.
@@ -69,7 +69,7 @@ class Tuning:
         return self._watch.doing(label)
 
     def close(self) -> None:
-        """Explore no more, also if the run ends before all is known. Collective."""
+        """Stop exploring, also if the run ends early. Collective."""
         self._watch.close()
         if self._left > 0:
             self._left = 0

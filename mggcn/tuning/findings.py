@@ -41,13 +41,13 @@ class Findings:
         return new | both | {"products": before["products"] - before["unfinished"] + new["products"]}
 
     def kept(self) -> dict[SpmmKey, SpmmChoice]:
-        """Return what a table gets. Of products that look alike, on several ranks, the one that gained most decides."""
+        """Return the choices to record. Of equal products on several ranks, the one that gained most decides."""
         ordered = sorted((trial for _, trial in self.trials if trial.known), key=lambda trial: trial.gain)
         return {trial.key: trial.winner for trial in ordered}
 
     @property
     def text(self) -> str:
-        """What exploring cost, and how many products take another variant than the model's, in words."""
+        """Describe in words the cost of exploring, and how many products take a variant other than the model's."""
         if not self.trials:
             return (
                 "no variant was left to try: all sparse products were measured before, have one, or have too few calls"

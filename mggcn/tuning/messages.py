@@ -198,7 +198,7 @@ def _slowest(comm: Communicator, seconds: float) -> float:
 
 
 def nccl_bytes(comm: Communicator, zeros: Callable[[int], Tensor]) -> dict[str, int]:
-    """Send one message of each kind to every rank; return what that took, by moment, of the rank that lost most.
+    """Send one message of each kind to every rank; return the device memory taken, by stage, on the worst rank.
 
     zeros: returns as many bytes of the device. Collective.
     """

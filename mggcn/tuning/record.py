@@ -35,7 +35,7 @@ REMEDY = "measure again with mggcn tune --store, or remove the file"
 
 
 def kept_file(digest: str) -> Path:
-    """Return the file in the user's cache folder of what runs find out on a graph."""
+    """Return the file in the user's cache folder that holds what runs measured on a graph."""
     return user_cache() / f"tuned-{digest[:32]}.json"
 
 
@@ -62,7 +62,7 @@ def read_choices(path: Path, host: Host) -> Choices:
 
 
 def write_choices(path: Path, host: Host, choices: Choices) -> None:
-    """Put choices into the file, in one step, in the place of older ones for the same products.
+    """Write choices to the file in one step; they replace older ones for the same products.
 
     Tables of other hosts stay. What is damaged or another version's is replaced. Of two who write at the same time, what
     one of them adds may be lost; a reader always sees a whole file. Raises: StoreError if the file cannot be written.
@@ -82,12 +82,12 @@ def write_choices(path: Path, host: Host, choices: Choices) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a place for the file before anything is measured. Raises: StoreError."""
+    """Refuse a path that cannot be written to, before anything is measured. Raises: StoreError."""
     _write(path, "", keep=False)
 
 
 def outdated(path: Path) -> str:
-    """Return that the file is another version's, in words; "" if it is this one's, damaged, or not there."""
+    """Return a text saying that another version wrote the file; "" if this one did, or it is damaged or missing."""
     try:
         version = _read(path).get("format_version", FORMAT_VERSION)
     except StoreError:
@@ -100,7 +100,7 @@ def outdated(path: Path) -> str:
 def save_findings(findings: Findings, host: Host, folder: Path, kept_in: Path | None) -> str:
     """Add what a run found to the tables of its folder and of its graph, and say so in one line.
 
-    kept_in: the `kept_file` of the graph. One that cannot be written is no error, but said.
+    kept_in: the `kept_file` of the graph. If it cannot be written, the line says so; that is not an error.
     Raises: StoreError or RunError if the folder cannot be written.
     """
     if not findings.trials:
@@ -123,7 +123,7 @@ def save_findings(findings: Findings, host: Host, folder: Path, kept_in: Path | 
 
 
 def summary_of(folder: Path) -> dict[str, float]:
-    """Return what tuning has cost a run so far, over all its parts; empty if it has tried nothing."""
+    """Return the cost of tuning in a run so far, over all its parts; empty if it has tried nothing."""
     try:
         summary: dict[str, float] = read_object(folder / SUMMARY_FILE)
     except FileNotFoundError:

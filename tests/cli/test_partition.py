@@ -37,7 +37,7 @@ def test_a_cut_is_made_and_found_again(store: Path, capsys: pytest.CaptureFixtur
     assert run_main("partition", store, "--kind", "libra", "--parts", 4, "--seed", 77) == 0
     said = capsys.readouterr().out
     folder = store / "partitions" / "libra-4-77-shuffled"
-    assert f"lies in {folder}" in said
+    assert f"saved in {folder}" in said
     assert "made in" in said
     assert said.index("planned memory: ") < said.index("replication")
     found = find_or_make_cut(open_store(store), LibraSettings(parts=4, seed=77), store / "partitions")
@@ -52,7 +52,7 @@ def test_a_cut_is_made_and_found_again(store: Path, capsys: pytest.CaptureFixtur
         assert text in said
     assert run_main("partition", "small", "--root", store.parent, "--parts", 4, "--seed", 77) == 0
     again = capsys.readouterr().out
-    assert "made before" in again
+    assert "made earlier" in again
     assert f"replication {s.replication:.3f}" in again
     assert "planned memory: " not in again
     assert run_main("partition", store, "--parts", 4, "--seed", 77, "--force") == 0
@@ -117,7 +117,7 @@ def test_metis_is_made_and_found_again(store: Path, tmp_path: Path, capsys: pyte
     command = ("partition", store, "--kind", "metis", "--parts", 4, "--seed", 77, "--out", tmp_path)
     assert run_main(*command) == 0
     said = capsys.readouterr().out
-    assert f"lies in {tmp_path / 'metis-4-77'}" in said
+    assert f"saved in {tmp_path / 'metis-4-77'}" in said
     assert "made in" in said
     assert said.index("planned memory: ") < said.index("edge cut")
     found = find_or_make_edge_cut(open_store(store), MetisSettings(parts=4, seed=77), tmp_path)
@@ -135,7 +135,7 @@ def test_metis_is_made_and_found_again(store: Path, tmp_path: Path, capsys: pyte
     assert "backward" not in said
     assert run_main(*command) == 0
     again = capsys.readouterr().out
-    assert "made before" in again
+    assert "made earlier" in again
     assert "planned memory: " not in again
     assert run_main(*command, "--force") == 0
     assert "made in" in capsys.readouterr().out
@@ -150,7 +150,7 @@ def test_an_order_by_locality_is_made_and_found_again(
     command = ("partition", store, "--kind", "locality", "--parts", parts, "--seed", 77, "--out", tmp_path)
     assert run_main(*command) == 0
     said = capsys.readouterr().out
-    assert f"lies in {tmp_path / f'locality-{parts}-77'}" in said
+    assert f"saved in {tmp_path / f'locality-{parts}-77'}" in said
     assert said.index("planned memory: ") < said.index("edges inside clusters") < said.index("made in")
     found = find_or_make_locality(open_store(store), LocalitySettings(parts=parts, seed=77), tmp_path)
     assert found.seconds is None
@@ -166,7 +166,7 @@ def test_an_order_by_locality_is_made_and_found_again(
         assert text in said
     assert run_main(*command) == 0
     again = capsys.readouterr().out
-    assert "made before" in again
+    assert "made earlier" in again
     assert "planned memory: " not in again
     assert run_main(*command, "--force") == 0
     assert "made in" in capsys.readouterr().out

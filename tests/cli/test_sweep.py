@@ -127,7 +127,7 @@ def test_a_process_that_dies_is_a_row(tmp_path: Path) -> None:
     trials = [Trial(number, {"train.lr": 0.1}) for number in (1, 2)]
     for trial in trials:
         worker.train(trial)
-    assert [trial.error for trial in trials] == ["the process ended with code 9: out of memory"] * 2
+    assert [trial.error for trial in trials] == ["the process exited with code 9: out of memory"] * 2
     assert worker._process is None
 
 
@@ -382,10 +382,10 @@ def test_a_damaged_trial_hides_no_other(sweep: Path, capsys: pytest.CaptureFixtu
 RECORDS: dict[str, tuple[Callable[[Any], object], str]] = {
     "unknown setting": (lambda c: [t.update(settings={"train.nope": 1}) for t in c["trials"]], "train.nope"),
     "one unknown": (lambda c: c["trials"][0].update(settings={"train.nope": 1}), "vary different settings"),
-    "a number twice": (lambda c: c["trials"][1].update(number=1), "trial 1 is there 2 times"),
-    "a negative number": (lambda c: c["trials"][1].update(number=-1), "numbers from 1"),
-    "a number with a path": (lambda c: c["trials"][1].update(number="../x"), "numbers from 1"),
-    "no trials": (lambda c: c.update(trials=[]), "numbers from 1"),
+    "a number twice": (lambda c: c["trials"][1].update(number=1), "trial 1 occurs 2 times"),
+    "a negative number": (lambda c: c["trials"][1].update(number=-1), "numbered from 1"),
+    "a number with a path": (lambda c: c["trials"][1].update(number="../x"), "numbered from 1"),
+    "no trials": (lambda c: c.update(trials=[]), "numbered from 1"),
     "settings as text": (lambda c: c["trials"][0].update(settings="lr"), "must have settings"),
     "seconds as text": (lambda c: c["trials"][0].update(seconds="long"), "must have settings"),
     "another search": (lambda c: c["space"].update(search="all"), "must be one of grid, random, tpe"),

@@ -184,7 +184,7 @@ def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "--ranks expects numbers of ranks such as 2,4, got 'two'" in refused(capsys, "tune", "--ranks", "two")
     assert "numbers of ranks from 2 on, got 1 and (1, 2)" in refused(capsys, "tune", "--ranks", "1,2", "--threads", 1)
     assert "--seconds" in refused(capsys, "tune", "--seconds", "-1")
-    assert "leave --out out" in refused(capsys, "tune", "--store", tmp_path, "--out", tmp_path / "x.toml")
+    assert "remove --out" in refused(capsys, "tune", "--store", tmp_path, "--out", tmp_path / "x.toml")
     assert "with --store, --epochs says" in refused(capsys, "tune", "--store", tmp_path, "--seconds", "1")
     for epochs in ("0", "-1", "nan", "inf"):
         assert "--epochs must be a positive number" in refused(capsys, "tune", "--store", tmp_path, "--epochs", epochs)

@@ -139,7 +139,7 @@ def test_sys_exit_in_mid_run_is_an_error(tmp_path: Path) -> None:
 def test_rank_that_leaves_is_named(mode: str, transport: str, tmp_path: Path) -> None:
     """Fails if a rank that ends with status 0, past Python, hangs the others, or they are named in its place."""
     error = failing_run(mode, tmp_path, CommError, transport, timeout_s=3)
-    assert "rank 1 left with exit code 0" in str(error)
+    assert "rank 1 exited with code 0" in str(error)
 
 
 @pytest.mark.full
@@ -267,13 +267,11 @@ def test_a_rank_that_left_or_stands_still_is_blamed(tmp_path: Path) -> None:
     """Fails if the rank that others lost or waited for is not the one that is named, or a real error hides behind it."""
     lost = report(0, CommError("rank 0 lost its connections"), 9.0, tmp_path)
     left, stopped = (Ending(rank=1, code=code, seen_s=2.0) for code in (0, STOPPED))
-    assert str(first_error([lost, left], [], tmp_path)).startswith(
-        "rank 1 left with exit code 0 before the work was done"
-    )
+    assert str(first_error([lost, left], [], tmp_path)).startswith("rank 1 exited with code 0 before the work was done")
     assert str(first_error([lost, stopped], [], tmp_path)).startswith("rank 1 is stopped (SIGSTOP")
     assert first_error([left, Ending(rank=0, code=0, seen_s=2.1)], [], tmp_path) is None
     together = Ending(rank=1, code=0, seen_s=lost.seen_s)  # found in one look: the lost connection follows from the end
-    assert str(first_error([lost, together], [], tmp_path)).startswith("rank 1 left with exit code 0")
+    assert str(first_error([lost, together], [], tmp_path)).startswith("rank 1 exited with code 0")
     late = Ending(rank=1, code=0, seen_s=100.0)
     assert str(first_error([lost, late], [], tmp_path)) == "rank 0: rank 0 lost its connections"
     real = report(0, ConfigError("no such column"), 9.0, tmp_path)
@@ -284,7 +282,7 @@ def test_one_that_leaves_the_others_waiting(tmp_path: Path, monkeypatch: pytest.
     """Fails if a launcher waits for ever for ranks that wait for one that has gone, or takes that for success."""
     monkeypatch.setattr(launch, "LEFT_S", 0.2)
     code = "rank and os._exit(0); signal.pthread_sigmask(signal.SIG_UNBLOCK, [15]); time.sleep(60)"
-    with pytest.raises(CommError, match="rank 1 left with exit code 0, and others still waited for it"):
+    with pytest.raises(CommError, match="rank 1 exited with code 0 while others still waited for it"):
         run_ranks(script(code), 2, tmp_path, timeout_s=0.3, env=ENV)
 
 

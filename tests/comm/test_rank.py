@@ -84,7 +84,7 @@ def test_ranks_of_other_launchers_do_not_train_alone(
 def test_gpu_is_that_of_the_rank_on_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if two ranks of a machine share a GPU, or if a missing one is found out by CUDA."""
     assert gpu_index(1, 2) == 1
-    with pytest.raises(BackendError, match=r"rank 2 needs a GPU of its own, and this machine shows 2; start fewer"):
+    with pytest.raises(BackendError, match=r"rank 2 needs its own GPU, but this machine shows 2; start fewer"):
         gpu_index(2, 2)
     for name, value in zip(NAMES, ("9", "16", "1", "a", "1"), strict=True):
         monkeypatch.setenv(name, value)

@@ -92,7 +92,7 @@ def _command(words: list[str]) -> None:
     match words:
         case ["mggcn", *arguments]:
             code = main(arguments)
-            assert code == 0, f"{shlex.join(words)} left with exit code {code}"
+            assert code == 0, f"{shlex.join(words)} exited with code {code}"
         case ["python", script]:
             runpy.run_path(script, run_name="__main__")
         case ["head", "-n", count, file]:

@@ -256,7 +256,7 @@ def test_a_batch_that_was_not_planned_is_refused() -> None:
     graph = graph_of()
     small = Stack((BELOW, ABOVE), (Capacity(N, N, N * N), Capacity(3, N, N * N)))
     batch = next(Drawn(graph, 0, 1).epoch(0))
-    with pytest.raises(PlanError, match="block 'above' has 14 targets, planned were at most 3"):
+    with pytest.raises(PlanError, match="block 'above' has 14 targets, but at most 3 were planned"):
         batch.check(small)
     odd = Batch({**batch.rows, MIDDLE: batch.rows[MIDDLE][::-1]}, batch.edges, batch.num_seeds)
     with pytest.raises(PlanError, match="must begin with its targets"):

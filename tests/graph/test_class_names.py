@@ -54,7 +54,7 @@ def test_names_belong_to_the_numbers(labels: Any, names: Any, expected: tuple[An
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"labels": [0, 1, 2], "class_names": ["a", "b"]}, "class_names are 2, the labels have 3"),
+        ({"labels": [0, 1, 2], "class_names": ["a", "b"]}, "class_names has 2 names, but the labels have 3"),
         ({"labels": ["a", "b", "c"], "class_names": ["a", "b"]}, "labels name 'c', which class_names do not have"),
         ({"labels": ["a", "b", 3]}, "vertex 2 is int"),
         ({"labels": np.array(["a", 2.5, "b"], object)}, "vertex 1 is float"),
@@ -113,7 +113,7 @@ def test_stores_keep_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     again = mggcn.save(mggcn.load(tmp_path / "s", class_names=["a", "b", "c"]), tmp_path / "t")
     assert again.class_names == ("a", "b", "c")
     assert again.meta["class_names"] == ["a", "b", "c"]
-    with pytest.raises(GraphError, match="class_names are 2"):
+    with pytest.raises(GraphError, match="class_names has 2 names"):
         mggcn.load(tmp_path / "s", class_names=["a", "b"])
 
 

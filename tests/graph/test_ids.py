@@ -95,7 +95,7 @@ def test_predictions_are_read_by_ids() -> None:
             {"edges": EDGES, "ids": NAMES, "splits": {"train": ["zulu"]}, **ROWS},
             "split 'train' hold 'zulu', which ids do not have",
         ),
-        ({"edges": EDGES, "ids": [*NAMES, "alpha"]}, "ids must differ, 'alpha' repeats"),
+        ({"edges": EDGES, "ids": [*NAMES, "alpha"]}, "ids must be distinct, 'alpha' repeats"),
         ({"edges": EDGES, "ids": [0, 1, 2, 3]}, "edges hold <U7, ids int64; give both as strings"),
         (
             {"edges": EDGES, "ids": [0.5, 1, 2, 3]},

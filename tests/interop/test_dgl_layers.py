@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], ModelConfig | None, str]] = {
         r'GCN\(norm="mean"\), but the model is gcn with norm symmetric',
     ),
     "no matrix": (lambda: graph_conv(weight=None), None, "weight=False"),
-    "activation behind the last": (lambda: graph_conv(_activation=torch.relu), None, "none behind the last layer"),
+    "activation after the last": (lambda: graph_conv(_activation=torch.relu), None, "none after the last layer"),
     "another model": (graph_conv, mggcn.SAGE(4), "but the model is sage"),
     "residual": (lambda: gat_of(pyg.GATConv(3, 2), res_fc=nn.Identity()), None, "residual=True"),
     "slope": (lambda: gat_of(pyg.GATConv(3, 2), leaky_relu=nn.LeakyReLU(0.1)), None, "negative_slope=0.1"),

@@ -288,10 +288,10 @@ BROKEN: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
     (ConfigError, "weight of the module is torch.float64", lambda: net().double(), {}),
     (ConfigError, "has no parameters to train", torch.nn.Identity, {}),
     (ConfigError, "without weights before its first call", lambda: torch.nn.LazyLinear(3), {}),
-    (ConfigError, "one number that is no mean over rows", net, {"loss": lambda s, y: focal(s, y).sum()}),
+    (ConfigError, "one number that is not a mean over rows", net, {"loss": lambda s, y: focal(s, y).sum()}),
     (ConfigError, r"a mean with weights of classes are not, .*reduction=\"none\"", net, {"loss": weighted}),
-    (ConfigError, "one number that is no mean over rows", net, {"loss": without_the_first}),
-    (ConfigError, "one number that is no mean over rows", of_equal_scores, {"loss": five_times_the_second}),
+    (ConfigError, "one number that is not a mean over rows", net, {"loss": without_the_first}),
+    (ConfigError, "one number that is not a mean over rows", of_equal_scores, {"loss": five_times_the_second}),
     (ConfigError, "TorchDropout or its loss draws torch's random numbers", TorchDropout, {}),
     (ConfigError, "must return a tensor that depends on the scores", net, {"loss": lambda s, y: 0.5}),
     (

@@ -61,7 +61,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(RunError, match="is not a run folder"):
         write_reports([run, tmp_path / "absent"])
     assert main(["report", str(run), "--out", str(tmp_path / "x.html")]) == 2
-    assert "leave --out out" in capsys.readouterr().err
+    assert "remove --out" in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()
 
 

@@ -330,7 +330,7 @@ def test_some_vertices_are_rows_of_all(runs: dict[str, tuple[Path, Path]], tmp_p
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("120", "names 120, which no vertex is called; row numbers are 0 to 119"),
+        ("120", "names 120, but no vertex has such an id; row numbers are 0 to 119"),
         ("-1", "names -1"),
         ("1,x", "expects row numbers, whole numbers"),
         ("", "expects row numbers, whole numbers"),
@@ -379,7 +379,7 @@ def test_vertices_have_the_ids_of_the_store(names: list[Any], tmp_path: Path) ->
         assert np.array_equal(trainer.predict(vertices=wanted), everything[rows])
         assert np.array_equal(trainer.predict(vertices=np.array(wanted), classes=True), everything[rows].argmax(1))
         assert np.array_equal(rows_called(graph, [str(name) for name in wanted]), rows)
-    with pytest.raises(ConfigError, match="which no vertex is called; ids of the graph are such as"):
+    with pytest.raises(ConfigError, match="but no vertex has such an id; ids of the graph are such as"):
         trainer.predict(vertices=["z"] if isinstance(names[0], str) else [0])
     other = mggcn.load(np.array([[0, 1]]).T, features=np.eye(4, dtype=np.float32)[:2])
     assert trainer.predict(graph=other, vertices=[1]).shape == (1, 2)

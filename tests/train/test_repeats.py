@@ -42,5 +42,5 @@ def test_the_weights_of_a_repeat_are_complete_or_refused(tmp_path: Path) -> None
     with pytest.raises(RunError, match="damaged"):
         load_repeat(tmp_path, 7, "weights")
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(RunError, match="weights of seed 1 could not be kept"):
+    with pytest.raises(RunError, match="weights of seed 1 could not be saved"):
         keep_repeat(tmp_path / "file", 1, {"weights": first})

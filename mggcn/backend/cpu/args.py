@@ -12,7 +12,7 @@ NAMES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
 
 
 def kind_of(operand: torch.dtype, result: torch.dtype) -> str:
-    """Return the suffix of a kernel's name, which gives the types of its dense operands and of its result."""
+    """Return the suffix of a kernel's name that names the types of its dense operands and of its result."""
     return NAMES[operand] if operand == result else f"{NAMES[operand]}_{NAMES[result]}"
 
 

@@ -41,7 +41,7 @@ def bind_rank(rank: int, ranks: int, threads: int, system: Path = SYSTEM) -> lis
 
 
 def bind_beside_gpu(pci: str, threads: int, devices: Path = PCI_DEVICES) -> list[int]:
-    """Bind this process, which has a GPU, to the cores of the memory node that the GPU is wired to; return them.
+    """Bind this process, which uses a GPU, to the cores of the memory node that the GPU is attached to; return them.
 
     The process that launches kernels, and the memory that it copies to the GPU, are then close to it. Several ranks
     share a node's cores. Otherwise it works as `bind_rank`; it also does nothing where the system does not name the
@@ -66,7 +66,9 @@ def cores_beside(pci: str, devices: Path = PCI_DEVICES) -> list[int]:
 
 
 def cores_of_rank(rank: int, ranks: int, threads: int, free: Sequence[Sequence[int]]) -> list[int]:
-    """Return `threads` cores of one node for a rank, none if that cannot be had for all; free: by node, the best first.
+    """Return `threads` cores of one node for a rank, or none if not all ranks can get as many.
+
+    free: the free cores of each node, the best first.
 
     Ranks go to the nodes in turn, so that all memories are used.
     """

@@ -33,7 +33,7 @@ class DenseRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What the threads of one rank do, all at once, on operands that they share."""
+    """Measured rates of the threads of one rank, all at work at once on operands that they share."""
 
     footprints: tuple[int, ...]
     """Bytes of the operands from which rows were gathered at random, rising."""
@@ -57,7 +57,7 @@ class Figures:
     measured: bool = True
 
     def entry_s(self, row_bytes: float, footprint: float, item: int = 4, *, ahead: bool = False) -> float:
-        """Return the seconds of an entry whose row lies at random in `footprint` bytes.
+        """Return the seconds of an entry whose row is at a random place in `footprint` bytes.
 
         Linear in the bytes of the row, and in the logarithm of the footprint; constant beyond the measured footprints.
         """
@@ -108,12 +108,12 @@ class Figures:
         return max(known, key=lambda rate: rate.flop_s, default=None)
 
     def slowest_shape(self, item: int) -> float:
-        """Return FLOP per second of the fastest kernel of the shape that goes slowest; 0 if none was measured."""
+        """Return FLOP per second of the fastest kernel for the shape that is slowest; 0 if none was measured."""
         best = (self.dense_rate(item, shape, self.kernels) for shape in get_args(DenseShape))
         return min((rate.flop_s for rate in best if rate is not None), default=0.0)
 
     def shared(self, ranks: int) -> Figures:
-        """Return the figures of one of several ranks which are all at work, from those of all their threads together.
+        """Return the figures of one of several ranks that compute at the same time, from those of all their threads.
 
         Each has a part of every rate, and its operand lies in the caches beside those of the others.
         """

@@ -34,7 +34,7 @@ def _gradient_args(gradient: Gradient) -> native.ActivationArgs:
 
 
 class CpuGemm:
-    """Products of matrices of one storage type: by our kernels or by torch, as `variant` says.
+    """Products of matrices of one storage type, by mggcn's kernels or by torch, as `variant` says.
 
     isa: instruction set of the kernels of products with a result for each row; sums: of those over the rows, by default
     the same.
@@ -49,7 +49,7 @@ class CpuGemm:
 
     @property
     def name(self) -> str:
-        """Who multiplies: an instruction set of ours, or torch."""
+        """What multiplies: the instruction set of mggcn's kernel, or torch."""
         if self.variant == "torch":
             return "torch"
         return self._isa if self._isa == self._sums else f"{self._isa}, sums {self._sums}"

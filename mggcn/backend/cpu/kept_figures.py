@@ -25,17 +25,17 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def figures_path(host: Host) -> Path:
-    """Return where the figures of a host are kept, in the user's cache folder."""
+    """Return the file of the figures of a host, in the user's cache folder."""
     digest = hashlib.sha256(json.dumps(_described(host), sort_keys=True).encode()).hexdigest()
     return user_cache() / f"figures-{digest[:16]}.json"
 
 
 def figures_of(host: Host, free_bytes: int, *, anew: bool = False) -> Figures:
-    """Return the figures of this host: those that are kept, or measured now and kept.
+    """Return the figures of this host: cached ones, or else those measured now, which are then cached.
 
-    free_bytes: of memory, of which measuring takes an eighth. anew: measure also what is kept.
-    What was measured on a busy machine is measured again on a quiet one. Where others have the cores, what is kept stays.
-    Cost: at most 0.3 s where they are not known. A folder that cannot be written is no error: they are measured again.
+    free_bytes: free memory, an eighth of which measuring may use. anew: measure even if figures are cached.
+    Figures of a busy machine are measured again once it is quiet. While others use the cores, cached figures stay.
+    Cost: at most 0.3 s if none are cached. If the folder cannot be written, each process measures again.
     """
     path, busy = figures_path(host), is_busy(host.threads)
     content = _read(path, host)
@@ -50,13 +50,13 @@ def figures_of(host: Host, free_bytes: int, *, anew: bool = False) -> Figures:
 
 
 def kept_figures(host: Host) -> Figures | None:
-    """Return what is kept of a host; None if nothing is, or another version's, another machine's, or damaged."""
+    """Return the cached figures of a host; None if they are missing, damaged, or another version's or machine's."""
     content = _read(figures_path(host), host)
     return None if content is None else figures_from_dict(content["figures"])
 
 
 def is_busy(threads: int) -> bool:
-    """Return whether other programs take so much of the cores that figures of `threads` threads would not be theirs."""
+    """Return whether other programs use so much of the cores that measurements of `threads` threads would be wrong."""
     return os.getloadavg()[0] > max(usable_cores() - threads, 0) + 0.5
 
 
@@ -76,7 +76,7 @@ def _read(path: Path, host: Host) -> dict[str, Any] | None:
 
 
 def write_figures(path: Path, host: Host, figures: Figures, *, busy: bool = False) -> None:
-    """Keep figures, in one step. A reader sees a whole file; of two writers the last one's stays.
+    """Write figures to the cache in one step. A reader sees a whole file; of two writers the last one wins.
 
     busy: other programs ran beside the measurement, so that a quieter moment measures again.
     """

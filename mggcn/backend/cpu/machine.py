@@ -25,7 +25,7 @@ _X86_NUMBERS: Final = {"cpu family": "family", "model": "model", "stepping": "st
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine, to which measured figures and variants of products belong."""
+    """A machine for which figures and variants of products were measured."""
 
     processor: str
     kernels: str
@@ -37,7 +37,7 @@ class Host:
 
 
 def processor_name() -> str:
-    """Return the processor's name and numbers as the kernel gives them, for records and for what was measured on it.
+    """Return the processor's name and numbers as the kernel gives them, to identify measurements.
 
     The numbers tell generations apart that a virtual machine gives one name.
     """
@@ -49,7 +49,7 @@ def processor_name() -> str:
 
 
 def machine_digest() -> str:
-    """Return what tells this machine from others of its kind, with which it may share a home folder."""
+    """Return a digest that tells this machine from others of its kind, which may share its home folder."""
     try:
         own = MACHINE_ID.read_text().strip()
     except OSError:
@@ -83,7 +83,7 @@ def has_amx() -> bool:
 
 @functools.cache
 def amx_granted() -> bool:
-    """Ask Linux for the tiles of AMX, once, which a process may use only once it has asked; return whether it gave them.
+    """Ask Linux once for permission to use AMX's tiles, without which they cannot be used; return whether it was given.
 
     Threads that are started later inherit the permission.
     """
@@ -103,5 +103,5 @@ def dense_kernels() -> tuple[str, ...]:
 
 
 def this_host(threads: int) -> Host:
-    """Return this machine as the figures of so many threads belong to it. Raises: BackendError without compiled kernels."""
+    """Return this machine as the key of figures of so many threads. Raises: BackendError without compiled kernels."""
     return Host(processor_name(), " ".join((native.isa(), *dense_kernels())), threads, usable_names())

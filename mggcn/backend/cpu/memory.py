@@ -15,7 +15,7 @@ HUGE_BYTES = 2**22
 
 
 def allocate(nbytes: int) -> Tensor:
-    """Return zeroed bytes, aligned to a page. No allocator keeps, splits or copies them; untouched ones cost nothing."""
+    """Return zeroed bytes, aligned to a page, straight from the system; untouched pages cost nothing."""
     memory = mmap.mmap(-1, max(nbytes, 64), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= HUGE_BYTES:
         with contextlib.suppress(OSError):  # a kernel without huge pages gives small ones
@@ -24,7 +24,7 @@ def allocate(nbytes: int) -> Tensor:
 
 
 class Workspace:
-    """Memory that is used while its lock is held and then kept; it is as large as the largest use so far."""
+    """Memory that is used while its lock is held and is then cached; it is as large as the largest use so far."""
 
     def __init__(self) -> None:
         self.lock: threading.Lock = threading.Lock()

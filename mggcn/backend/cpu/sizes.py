@@ -78,7 +78,7 @@ def segments(rows: int, inner: int, cols: int, real: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GemmSizes:
-    """The work space of cpu/gemm.cpp: bytes that all threads share, and those of each thread, in whole cache lines."""
+    """The work space of cpu/gemm.cpp: bytes that all threads share, and bytes of each thread, in whole cache lines."""
 
     packed: int
     own: int

@@ -36,8 +36,9 @@ STARTS, FIRST_ENTRIES, MAX_LEVELS = 4, 1024, 11
 
 @dataclass(frozen=True, slots=True)
 class CpuSchedule:
-    """Which thread sums which rows, and the traits that the choice depends on; a property of the pattern, not of the
-    values.
+    """Which thread sums which rows, and the traits by which a variant is chosen.
+
+    It depends on the pattern of the matrix, not on its values.
     """
 
     chunks: Tensor
@@ -105,8 +106,8 @@ def worth_timing(
     summed: bool,
     slowest: float = HOPELESS,
 ) -> dict[SpmmChoice, float]:
-    """Return the variants to be timed and their expected seconds: the model's choice, then the best other one of each way,
-    the fastest first; of a way all, if slowest is infinite.
+    """Return the variants to time, with their expected seconds: the model's choice, then the best other one of each
+    way, fastest first; all of each way if `slowest` is infinite.
 
     slowest: variants are left out of which the model expects more times the seconds of its choice; others if they need more
     work space than a plan allows for. Other arguments as for `choose_spmm`.
@@ -145,7 +146,7 @@ class CpuSpmm:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """The kinds of products so far, in order of their first call."""
+        """The kinds of products multiplied so far, in order of their first call."""
         return tuple(self._products.values())
 
     def choice(self, adj: Sparse, h: Tensor, out: Tensor) -> SpmmChoice:

@@ -107,7 +107,7 @@ def choose_spmm(matrix: MatrixTraits, width: int, item: int, figures: Figures, *
 def costs_of(
     matrix: MatrixTraits, width: int, item: int, figures: Figures, *, summed: bool = True
 ) -> Mapping[SpmmChoice, float]:
-    """Return the seconds that the figures promise of every variant that a product allows. Arguments as for `choose_spmm`.
+    """Return the seconds that the figures predict for every variant that a product allows. Arguments: as `choose_spmm`.
 
     Cost: some thousand operations, remembered.
     """
@@ -131,7 +131,7 @@ def candidates(
 
 
 def expected_s(matrix: MatrixTraits, width: int, item: int, figures: Figures, choice: SpmmChoice) -> float:
-    """Return the seconds that the figures promise of one variant. Arguments as for `choose_spmm`."""
+    """Return the seconds that the figures predict for one variant. Arguments as for `choose_spmm`."""
     row_bytes, filled = width * item, matrix.rows - matrix.empty
     size = choice.panel * item or row_bytes
     passes = -(-row_bytes // size)
@@ -162,7 +162,7 @@ def _entry_s(matrix: MatrixTraits, size: int, item: int, figures: Figures, choic
 
 
 def ahead_of(line_bytes: int) -> int:
-    """Return how many entries ahead rows of `line_bytes` are fetched, if any are."""
+    """Return how many entries ahead rows of `line_bytes` are prefetched; 0 for none."""
     return {1: LINE_AHEAD, 2: NARROW_AHEAD}.get(_lines(line_bytes), WIDE_AHEAD)
 
 
@@ -175,7 +175,7 @@ GemmVariant = Literal["own", "torch"]
 
 
 def gemm_variant(isa: str) -> GemmVariant:
-    """Return who multiplies; isa: the best instruction set of our dense products that the processor has.
+    """Return what multiplies dense matrices: "own" or torch. isa: the best instruction set of mggcn's dense products.
 
     No product of bfloat16 is left to torch: with AMX, torch 2.13 reads past the end of a left operand's rows, multiplies
     what it finds by zero, which makes NaN of NaN, and allocates memory in every call.
@@ -184,10 +184,10 @@ def gemm_variant(isa: str) -> GemmVariant:
 
 
 def gemm_kernel(figures: Figures, item: int, shape: DenseShape, kernels: Sequence[str]) -> str:
-    """Return which of `kernels`, slowest by design first, multiplies numbers of `item` bytes, by what was measured.
+    """Return which of `kernels`, given slowest by design first, multiplies numbers of `item` bytes, as measured.
 
     First comes the widest that adds products one by one; another one, which may round otherwise, must be measured to be
-    faster by OTHER_GAIN than the one that it takes the place of, so that no run has other bits for a measurement's noise.
+    faster by OTHER_GAIN than the one that it replaces, so that noise of measurements changes no bits.
     """
     single = [name for name in kernels if name not in PAIRED]
     measured = {r.kernel: r.flop_s for r in figures.dense if (r.dtype, r.shape) == (ITEMS[item], shape)}

@@ -58,7 +58,7 @@ class Device(Protocol):
         ...
 
     def timestamp(self) -> Timestamp:
-        """Return the moment at which all kernels so far are done."""
+        """Return a timestamp that is taken once all kernels so far are done."""
         ...
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:

@@ -29,7 +29,7 @@ Pool = tuple[int, int]
 class Refusals:
     """Refused recordings of a process: after one, it makes no other.
 
-    A failed recording may leave torch's allocator, which is the process's, as if it still went on; `end_pool` ends it as
+    A failed recording may leave torch's allocator, one for the process, as if it still ran; `end_pool` ends it as
     far as torch lets it. The graphs stay: torch's allocator of pinned memory may still ask them.
     """
 

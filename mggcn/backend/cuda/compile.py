@@ -59,7 +59,7 @@ def _machine_code(cupy: Any, source: str, name: str, options: tuple[str, ...]) -
 
 
 def cache_folder() -> Path:
-    """Return where CuPy keeps compiled kernels, too."""
+    """Return CuPy's cache folder of compiled kernels."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache").expanduser()
 
 

@@ -112,7 +112,7 @@ class CudaDevice:
         )
 
     def activate(self) -> None:
-        """Make the rank's stream the calling thread's current one in torch and CuPy, behind what the thread did before."""
+        """Make the rank's stream the thread's current one in torch and CuPy, after all that the thread has queued."""
         torch.cuda.set_device(self._torch_device)
         before = torch.cuda.current_stream()
         if before != self._compute:

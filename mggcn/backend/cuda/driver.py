@@ -59,9 +59,9 @@ def free_bytes_in_child(num_gpus: int) -> list[int]:
         return [int(nbytes) for nbytes in json.loads(done.stdout)]
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
-        raise BackendError(f"CUDA's driver did not tell the free memory of the GPUs: {last}") from error
+        raise BackendError(f"CUDA's driver did not report the free memory of the GPUs: {last}") from error
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise BackendError(f"CUDA's driver did not tell the free memory of the GPUs: {error}") from error
+        raise BackendError(f"CUDA's driver did not report the free memory of the GPUs: {error}") from error
 
 
 def free_bytes(num_gpus: int, load: Load = ctypes.CDLL) -> list[int]:
@@ -123,7 +123,7 @@ def _checked(status: int, what: str) -> None:
 
 
 def main() -> int:
-    """Print the free bytes of the first NUM_GPUS GPUs, as the command line gives it."""
+    """Print the free bytes of the first NUM_GPUS GPUs, the argument of the command line."""
     try:
         print(json.dumps(free_bytes(int(sys.argv[1]))))
     except BackendError as error:

@@ -26,7 +26,7 @@ RULES = {"adam": 0, "adamw": 1, "sgd": 2}
 def epoch_end(
     kernels: Kernels, upload: Callable[[npt.NDArray[Any]], Tensor], step: Step, books: Books
 ) -> Callable[[], None]:
-    """Return what launches the kernels. Their blocks count themselves in a number on the device."""
+    """Return a callable that launches the kernels. A counter on the device tells which block is the last."""
     table = np.array([row for weight in step.weights for row in _parts(weight)], np.int64)
     parts, arrived = upload(table), upload(np.zeros(1, np.int32))
     launch = functools.partial(kernels.launch, "epoch_end")

@@ -19,7 +19,7 @@ def gpu_name() -> str:
 
 
 def gpu_host() -> Host:
-    """Return the first GPU to which measured variants of products belong; `threads` are its multiprocessors.
+    """Return the first GPU as the key of measured variants of products; `threads` are its multiprocessors.
 
     Raises: BackendError if there is none.
     """

@@ -214,7 +214,7 @@ def confusion(kernels: Kernels, z: Tensor, labels: Tensor, mask: Tensor, counts:
 
 
 def dropout_values(kernels: Kernels, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
-    """Values and out are of the accumulation type, and so are the kernels."""
+    """Implement KernelBackend.dropout_values; values and out are of the accumulation type, and so are the kernels."""
     rows = matrix.num_rows
     lanes = 32 if matrix.nnz >= 16 * rows else 8
     kernels.launch(

@@ -64,8 +64,8 @@ def choose_slices(rows: int, nnz: int, inner: int, width: int, itemsize: int, tr
 def slicings(
     rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits, hopeless: float
 ) -> dict[SpmmChoice, float]:
-    """Return the variants worth timing and what a row is expected to take: the model's, then those that it expects to
-    take less than `hopeless` times as long, the fastest first.
+    """Return the variants worth timing, each with the expected seconds of a row: the model's choice, then those
+    expected to take less than `hopeless` times as long, fastest first.
     """
     row_bytes, rates = _padded(width * itemsize), rates_of(traits)
     model = choose_slices(rows, nnz, inner, width, itemsize, traits)

@@ -79,13 +79,13 @@ class Buckets:
         self.filled += counts
 
     def take(self, bucket: int) -> Records:
-        """Return the records of a bucket; the caller may change them."""
+        """Return the records of a bucket, which the caller may change."""
         start = int(self.starts[bucket])
         stop = start + int(self.filled[bucket])
         return {field: column.take(start, stop) for field, column in self.columns.items()}
 
     def drop(self) -> None:
-        """Give up memory and disk."""
+        """Release memory and disk space."""
         for column in self.columns.values():
             column.drop()
 

@@ -29,7 +29,7 @@ Tell = Callable[[str, int, int], None]
 
 
 def silent(*_: object) -> None:
-    """Tell nothing."""
+    """Report no progress."""
 
 
 class Adjacency(NamedTuple):
@@ -42,7 +42,7 @@ class Adjacency(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What is to be built; all of it has been checked."""
+    """The edges and options to build from, all of them checked."""
 
     edges: Edges
     num_vertices: int
@@ -54,7 +54,7 @@ class Job(NamedTuple):
 
     @property
     def weighted(self) -> bool:
-        """Whether there may be weights other than one."""
+        """Whether weights other than 1 are possible."""
         return self.edges.weights is not None or self.options.duplicates == "sum"
 
     @property

@@ -26,7 +26,7 @@ SHARE = 4
 
 
 class BuildPlan(NamedTuple):
-    """What building takes, said before it begins."""
+    """The memory and disk space that building needs, announced before it begins."""
 
     num_edges: int
     buffer: int
@@ -55,7 +55,7 @@ class Room:
         return self if self.folder is None else replace(self, folder=self.folder / name)
 
     def based_on(self, **paths: str | Path) -> Room:
-        """Return the room for work that depends on these files, by what each is for, or on words instead of files."""
+        """Return the room for work that depends on these files (keyed by purpose), or on words instead of files."""
         if self.folder is None:
             return self
         found = {what: fingerprint(Path(path)) if os.path.exists(path) else str(path) for what, path in paths.items()}

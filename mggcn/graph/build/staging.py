@@ -43,7 +43,7 @@ class Column(Protocol):
         ...
 
     def drop(self) -> None:
-        """Give up what the column takes; it may be written again."""
+        """Release the column's memory or file; it may be written again."""
         ...
 
 
@@ -57,7 +57,7 @@ class Staging(Protocol):
         ...
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Keep a state that holds for all that was written before."""
+        """Save a state that covers everything written before."""
         ...
 
 
@@ -71,7 +71,7 @@ class InMemory:
         return {}
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Keep nothing."""
+        """Do nothing: nothing in memory outlives the process."""
 
 
 class _MemoryColumn:
@@ -114,7 +114,7 @@ class InFolder:
                     file.unlink()
 
     def close(self) -> None:
-        """Let others work in the folder."""
+        """Release the lock of the folder."""
         self._lock()
 
     def column(self, name: str, dtype: npt.DTypeLike, capacity: int) -> Column:
@@ -215,7 +215,7 @@ def hold(folder: Path) -> int:
 
 @contextlib.contextmanager
 def explaining_write_errors(path: Path) -> Iterator[None]:
-    """Say in one line why a file cannot be written."""
+    """Turn errors of writing into one line that says why a file cannot be written."""
     try:
         yield
     except OSError as error:

@@ -17,8 +17,8 @@ from mggcn.graph.sources.ogb import read_ogb
 class Dataset:
     """A published graph. files: its path in the data folder once it is unpacked; inside: in the archive.
 
-    parts: names behind `url` of the files of a folder, where there is no archive. sha256: of the archive or the file, or of
-    each of the parts; () where none is known: then an archive's own checksums count.
+    parts: names, appended to `url`, of the files of a folder, where there is no archive. sha256: of the archive or the
+    file, or of each of the parts; () where none is known: then an archive's own checksums count.
 
     vertices, edges, features, classes: as published, edges before they are symmetrised; `metric` is the published score.
     """
@@ -199,7 +199,7 @@ def dataset_named(name: str) -> Dataset | None:
 
 
 def read_elsewhere(name: str) -> str:
-    """Return how PyG loads a data set that has no name here, as the end of a message; "" for other names."""
+    """Return, as the end of a message, how PyG loads a data set that mggcn does not name; "" for other names."""
     bare = _bare(name)
     bare = next((bare.removeprefix(p) for p in ("amazon", "coauthor") if bare.removeprefix(p) in _OF_PYG), bare)
     call = _OF_PYG.get(bare)

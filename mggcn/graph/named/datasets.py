@@ -63,7 +63,7 @@ def obtain(dataset: Dataset, folder: Path, say: Say = _print) -> Path:
     store, files = folder / dataset.name, folder / dataset.files
     if is_store(store):
         return store
-    with _alone(folder / f".{dataset.name}.lock", lambda: say(f"{dataset.name}: waiting for another that makes it")):
+    with _alone(folder / f".{dataset.name}.lock", lambda: say(f"{dataset.name}: another process makes it; waiting")):
         if is_store(store):
             return store
         if fetched := not os.path.lexists(files):
@@ -217,7 +217,7 @@ def _fetch(url: str, path: Path, most: int, sha256: str | None) -> None:
         while not wait([received], SLOW_S).done:
             if bound.got < before + SLOW_BYTES and not bound.complete:
                 raise OSError(
-                    f"the server sent {bound.got - before} bytes in {SLOW_S:g} s, expected {SLOW_BYTES} at least"
+                    f"the server sent {bound.got - before} bytes in {SLOW_S:g} s, expected at least {SLOW_BYTES}"
                 )
             before = bound.got
         received.result()
@@ -244,7 +244,7 @@ class _Bound:
         self.got += nbytes
         if max(self.got, self.total) > self.most:
             raise OSError(
-                f"the server sends more than {self.most} bytes, which are free, or which these files can have"
+                f"the server sends more than {self.most} bytes, the free space or the most that these files can have"
             )
 
     def reset(self) -> None:

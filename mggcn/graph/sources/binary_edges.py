@@ -19,7 +19,7 @@ RAW: dict[str, np.dtype[Any]] = {".i32": np.dtype("<i4"), ".i64": np.dtype("<i8"
 def read_npy(path: Path) -> Edges:
     """Return the edges of an `.npy` file [2, E] (row 0 sources) or [E, 2]; one of shape [2, 2] counts as [2, E].
 
-    Cost: one read of the header. Raises: StoreError if it is no plain `.npy`; GraphError for another shape or type.
+    Cost: one read of the header. Raises: StoreError if it is not a plain `.npy`; GraphError for another shape or type.
     """
     table = FileRows.open(path)
     if len(table.shape) == 2 and table.dtype.kind in "iu" and table.shape[0] == 2:

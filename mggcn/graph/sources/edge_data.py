@@ -22,13 +22,13 @@ WEIGHTS = frozenset({"weight", "weights", "w"})
 
 
 def is_weight(name: str) -> bool:
-    """Tell whether a name means weights of edges."""
+    """Return whether a name means weights of edges."""
     return name.lower().removeprefix("edge_") in WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a source holds beside ends and types of edges and what else is read, by name.
+    """Data of a source, by name, that is neither ends nor types of edges nor otherwise read.
 
     access: how a user writes a name of it, such as "data.{}". of_edges: whether all of it is known to be of edges. in_file:
     whether it lies in a file, so that nobody can pass it on. as_argument: how it is passed as weights, if not by access.

@@ -26,7 +26,7 @@ NO_LINE_END = "a carriage return alone ends no line: end lines with line feeds (
 
 
 class NamesError(GraphError):
-    """Ids of an edge list are more than numbers: they are names."""
+    """The ids of an edge list are names, not numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def split(line: str) -> list[str]:
 def split_header(text: str, first_line: int) -> tuple[str, Header | None]:
     """Turn a first line without numbers into a comment, which keeps line numbers right, and return it as well.
 
-    A line of numbers between other separators or in quotes is no header: parsing it says what is wrong.
+    A line of numbers between other separators or in quotes is not a header: parsing it says what is wrong.
     """
     lines = text.split("\n")
     for at, line in enumerate(lines):
@@ -100,17 +100,17 @@ def refuse_marks(path: Path, header: Header, first_edge: str) -> None:
 
 
 def says_places(line: str) -> bool:
-    """Return whether the first two fields say source and target, in either order, as names of vertices hardly do."""
+    """Return whether the first two fields read source and target, in either order, so that they are not vertices."""
     return sorted(str(_place(name, set())) for name in _names(line)[:2]) == ["0", "1"]
 
 
 def column_numbers(header: Header | None, first_edge: str) -> str:
-    """Return a first line of numbers as pandas writes it over columns without names, empty for any other."""
+    """Return a first line of numbers, as pandas writes it above columns without names; empty for any other line."""
     return first_edge if header is None and first_edge in ("0,1", "0,1,2") else ""
 
 
 def advice(line: str) -> str:
-    """Say what to do about a line that is no edge."""
+    """Return what to do about a line that is not an edge."""
     if "\r" in line.rstrip():
         return NO_LINE_END
     found = content(line)

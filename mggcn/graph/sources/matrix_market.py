@@ -128,7 +128,7 @@ class _Reader:
     def finish(self) -> Entries:
         """Return the matrix. Raises: GraphError if entries are missing, or too many."""
         if self.counts["listed"] != self.entries:
-            raise _invalid(self.path, f"{self.entries} entries are announced, {self.counts['listed']} are there")
+            raise _invalid(self.path, f"{self.entries} entries are announced, but {self.counts['listed']} are there")
         parts = [
             {name: column.rows(self.counts[place]) for name, column in self.columns[place].items()}
             for place in self.counts

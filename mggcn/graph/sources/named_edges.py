@@ -79,7 +79,7 @@ def _decoded(path: Path, block: bytes, first_line: int) -> str:
 
 
 def fields_of(record: str, separator: str | None) -> list[str] | None:
-    """Return the fields of a record, None if a quote in it is still open. Raises: ValueError for text behind a quote."""
+    """Return the fields of a record, None if a quote in it is still open. Raises: ValueError for text after a quote."""
     if '"' not in record:
         return [field.strip() for field in record.split(separator)]
     found, at = [], 0
@@ -88,7 +88,7 @@ def fields_of(record: str, separator: str | None) -> list[str] | None:
         if match is None and OPENED.match(record, at):
             return None
         if match is None:
-            raise ValueError("text stands behind a closing quote")
+            raise ValueError("there is text after a closing quote")
         found.append(match[2].strip() if match[1] is None else match[1].replace('""', '"'))
         at = match.end()
         if not match[3]:
@@ -104,7 +104,7 @@ def separator_of(record: str) -> str | None:
 
 
 class Numbering:
-    """Gives names their numbers, in the order of appearance."""
+    """Numbers names in the order of appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -125,7 +125,7 @@ class Numbering:
         return np.array(list(self.numbers), np.str_)
 
     def remarks(self) -> Iterator[str]:
-        """Yield what there is to say of names that look like numbers."""
+        """Yield remarks on names that look like numbers."""
         odd = (name for name in self.numbers if MORE_THAN_NUMBERS.fullmatch(name) and not PLAIN.fullmatch(name))
         if name := next(odd, ""):
             yield f"ids are names, as {name[:40]!r} is one: each counts as it is written, so that 7, 07 and 7.0 are three"
@@ -199,7 +199,7 @@ class _Names:
     def _either(self, line: str, number: int) -> GraphError:
         return GraphError(
             f"{self.path}, line {number}: {line.strip()[:80]!r} may hold a comment or a name with # or %; put a blank "
-            "behind the mark if it begins a comment, else quote the name"
+            "after the mark if it begins a comment, else quote the name"
         )
 
     def _add(self, fields: list[str], record: str, number: int) -> None:
@@ -288,13 +288,13 @@ class _Names:
         )
 
     def _advice(self, fields: list[str]) -> str:
-        """Say what may be wrong with fields that are no edge."""
+        """Say what may be wrong with fields that are not an edge."""
         if len(fields) != 3 or self.kinds[2:] not in (("w",), ("t",)):
             return ""
         if self.kinds[2:] == ("t",):
             return ": types are whole numbers from 0, so number relations first"
         return (
-            f": {fields[2][:40]!r} is no number; of triples (subject, relation, object) write subject, object and the "
+            f": {fields[2][:40]!r} is not a number; of triples (subject, relation, object) write subject, object and the "
             "number of the relation under the header source,target,type"
         )
 

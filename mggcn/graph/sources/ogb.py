@@ -45,7 +45,7 @@ DOWNLOAD = "download and unpack the archive again"
 
 
 def is_ogb(path: Path) -> bool:
-    """Tell whether a folder is an unpacked archive of a node-property data set."""
+    """Return whether a folder is an unpacked archive of a node-property data set."""
     return any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "data.npz", "triplet-type-list.csv.gz"))
 
 
@@ -149,7 +149,7 @@ def _mapping(path: Path) -> dict[int, str]:
     with open_file(path) as packed, gzip.open(packed) as file:
         text = file.read(MOST_NAMES + 1)
     if len(text) > MOST_NAMES:
-        raise ValueError(f"more than {MOST_NAMES} bytes of names")
+        raise ValueError(f"it holds more than {MOST_NAMES} bytes of names")
     names, seen = dict[int, str](), set[str]()
     try:
         rows = [row for row in csv.reader(text.decode().splitlines()[1:]) if len(row) == 2]
@@ -174,7 +174,7 @@ def _numbers(path: Path, dtype: npt.DTypeLike, columns: int | None = None) -> Ar
 
 def _archive(path: Path) -> Any:
     if path.is_file() and not zipfile.is_zipfile(path):  # NumPy would leave the file open
-        raise GraphError(f"cannot read {path}: it is no zip file, or truncated; {DOWNLOAD}")
+        raise GraphError(f"cannot read {path}: it is not a zip file, or is truncated; {DOWNLOAD}")
     return _read(path, lambda: np.load(require_file(path), allow_pickle=False))
 
 

@@ -19,7 +19,7 @@ CHUNK_BYTES = 1 << 12
 
 
 def open_text(path: Path) -> BinaryIO:
-    """Open a file for reading, unpacked if its name says that it is packed. Raises: GraphError without zstandard."""
+    """Open a file for reading, unpacked if its suffix says that it is packed. Raises: GraphError without zstandard."""
     suffix = path.suffix.lower()
     if suffix == ".zst":
         try:
@@ -32,7 +32,7 @@ def open_text(path: Path) -> BinaryIO:
 
 
 def skip(file: BinaryIO, offset: int) -> None:
-    """Go forward from the start by as many unpacked bytes."""
+    """Skip this many unpacked bytes from the start."""
     if file.seekable():
         file.seek(offset)
         return
@@ -41,7 +41,7 @@ def skip(file: BinaryIO, offset: int) -> None:
 
 
 def most_bytes(path: Path) -> int:
-    """Return the most bytes of numbers that a text holds, packed by whatever ratio: `0 1` and a line's end become 16."""
+    """Return an upper bound on the bytes of numbers in a text, packed or not: `0 1` and a line's end become 16."""
     ratios = {".gz": 1032, ".zst": 1 << 15}
     return 4 * path.stat().st_size * ratios.get(path.suffix.lower(), 1)
 

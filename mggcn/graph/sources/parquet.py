@@ -116,7 +116,7 @@ def read_parquet_features(path: Path, ids: Any = None) -> tuple[npt.NDArray[np.f
 
 
 def read_parquet_column(path: Path) -> Array:
-    """Return the only column of a table beside an index of pandas, of its own type. Raises: GraphError as above."""
+    """Return the only column of a table other than pandas's index, in its own type. Raises: GraphError as above."""
     file = _open(path)
     index = _pandas_index(file)
     names = [name for name in file.schema_arrow.names if name not in index]

@@ -40,7 +40,7 @@ def product_of_rows(
 def finished_product(
     rt: Runtime, a: Tensor, b: Tensor, out: Tensor, epilogue: Epilogue | None, block_rows: int, sums: str
 ) -> None:
-    """Out = epilogue(a @ b): at once, or by blocks of rows that are finished, and rounded, while they are in the cache."""
+    """Out = epilogue(a @ b): at once, or by blocks of rows, finished and rounded while they are in the cache."""
     whole = (epilogue is None and not sums) or rt.backend.fuses_products
     step = max(1, out.shape[0] if whole else block_rows)
     for first in range(0, out.shape[0], step):
@@ -49,12 +49,12 @@ def finished_product(
 
 
 def rounded_sums(value: Value, sizes: Sizes, block_rows: int) -> dict[str, Scratch]:
-    """Return the room for rows of a product before they are rounded to another type; nothing if they are not."""
+    """Return the scratch memory for rows of a product before rounding; none if they are not rounded."""
     return {"sums": Scratch(value.cols, block_rows)} if value.operand and sizes.rounds else {}
 
 
 def summed_weights(rows: int, cols: int, added: str) -> dict[str, Scratch]:
-    """Return the room for the sum of two matrices of weights, nothing without a second one."""
+    """Return the scratch memory for the sum of two weight matrices; none without a second one."""
     return {"weights": Scratch(cols, rows)} if added else {}
 
 

@@ -24,7 +24,7 @@ PARTS = ("row_scale", "bias", "relu", "dropout", "out_scale")
 
 
 def scale_of(rt: Runtime, scale: Scale, rows: RowSet) -> Tensor | None:
-    """Return the vector of a diagonal matrix; None for one that is one."""
+    """Return the diagonal of a scale matrix as a vector; None for the identity."""
     inputs = rt.inputs.rows[rows]
     return {"": None, "row": inputs.row_scale, "col": inputs.col_scale}[scale]
 
@@ -45,18 +45,18 @@ class EpilogueSpec:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of what it does, in order."""
+        """The names of its steps, in order."""
         return tuple(part for part in PARTS if getattr(self, part))
 
     def then(self, after: EpilogueSpec) -> EpilogueSpec | None:
-        """Return both in one; None if `after` does something that cannot follow what this one does."""
+        """Return one spec for this and then `after`; None if a step of `after` cannot follow one of this."""
         if not self.parts or not after.parts:
             return after if not self.parts else self
         last, first = PARTS.index(self.parts[-1]), PARTS.index(after.parts[0])
         return _joined(self, after) if last < first else None
 
     def epilogue(self, rt: Runtime, rows: RowSet) -> Epilogue | None:
-        """Return the epilogue on the vectors of a row set, None if it does nothing."""
+        """Return the epilogue with the vectors of a row set; None if it does nothing."""
         if not self.parts:
             return None
         return Epilogue(
@@ -122,12 +122,12 @@ def elementwise(value: Value, spec: EpilogueSpec, layer: int = 0) -> Value:
 
 
 def partial_sums(value: Value, sizes: Sizes, sums: str) -> dict[str, Scratch]:
-    """Return the room for partial sums of columns, nothing without a sum."""
+    """Return the scratch memory for partial sums of columns; none without a sum."""
     return {"partials": Scratch(value.cols, sizes.device.partials, "fp64")} if sums else {}
 
 
 def partials_of(rt: Runtime, op: Op) -> Tensor | None:
-    """Return the room for the partial sums of a bias gradient, None without one."""
+    """Return the scratch tensor for the partial sums of a bias gradient; None without one."""
     if "partials" not in op.scratch:
         return None
     padded = rt.buffer(op.scratch["partials"])
@@ -157,7 +157,7 @@ class ActivationGrad(PlainKind):
         return partial_sums(value, sizes, self.sums)
 
     def gradient(self, rt: Runtime, op: Op) -> Gradient:
-        """Return the kernel's arguments besides g and h."""
+        """Return the kernel's arguments other than g and h."""
         scales = scale_of(rt, self.h_scale, op.rows), scale_of(rt, self.row_scale, op.rows)
         return Gradient(True, keep_scale(self.dropout), *scales, partials_of(rt, op))
 

@@ -64,7 +64,7 @@ class DroppedValues(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class Loss(PlainKind):
-    """The gradient of the loss of scores z (V, C), times S_r if so; adds the loss to rt.loss.
+    """The gradient of the loss with respect to scores z (V, C), times S_r if asked for; adds the loss to rt.loss.
 
     sums: the bias whose gradient is the sum of the columns of the gradient before S_r.
     """

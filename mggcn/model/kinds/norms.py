@@ -27,7 +27,7 @@ MOMENTUM: Final = 0.1
 
 
 def partial_sums(value: Value, sizes: Sizes, sums: int) -> dict[str, Scratch]:
-    """Return room for `sums` vectors (D,) of sums over rows, and for their parts by chunks."""
+    """Return the scratch memory for `sums` vectors (D,) of sums over rows, and for their parts by chunk."""
     cols = value.operands[0].cols
     return {
         "partials": Scratch(sums * sizes.device.partials * cols, 1, "fp64"),
@@ -36,12 +36,12 @@ def partial_sums(value: Value, sizes: Sizes, sums: int) -> dict[str, Scratch]:
 
 
 def partials_of(rt: Runtime, op: Op, cols: int) -> Tensor:
-    """Return the parts (sums, S, D)."""
+    """Return the scratch tensor of the parts, (sums, S, D)."""
     return rt.buffer(op.scratch["partials"])[0].view(-1, rt.backend.partials, cols)
 
 
 def totals_of(rt: Runtime, op: Op, partials: Tensor) -> Tensor:
-    """Add the parts up, in an order that does not change, and return the sums (sums, D)."""
+    """Add up the parts in a fixed order, and return the sums (sums, D)."""
     import torch
 
     totals = rt.buffer(op.scratch["totals"])[0].view(partials.shape[0], -1)

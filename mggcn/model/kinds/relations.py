@@ -24,7 +24,7 @@ class RelationWeights:
     num_bases: int
 
     def scratch(self, op: Relational, sizes: Sizes, rows_of: RowSet) -> Mapping[str, Scratch]:
-        """Return the room for all W_r, a block of rows on both sides, and backwards the gradients of all W_r."""
+        """Return the scratch memory for all W_r, a block of rows on both sides and, backwards, the gradients of W_r."""
         rows, every = max(1, min(sizes.rows[rows_of], BLOCK_ROWS)), Scratch(op.d_in * op.d_out, self.num_relations)
         room = {"weights": every, "near": Scratch(op.d_in, rows), "far": Scratch(op.d_out, rows)}
         return room | ({"gradients": every} if op.backward else {})

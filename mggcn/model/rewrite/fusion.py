@@ -52,7 +52,7 @@ def fuse_epilogues(graph: Graph) -> Graph:
 
 
 def fuse_bias_gradients(graph: Graph) -> Graph:
-    """Let the kernel that makes a gradient sum its columns."""
+    """Let the kernel that computes a gradient also sum its columns."""
     users = graph.users()
     sums: dict[Value, str] = {}
     for root in graph.roots:

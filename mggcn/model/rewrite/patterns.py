@@ -42,7 +42,7 @@ class Normalised(NamedTuple):
         return self.links[-1]
 
     def on(self, x: Value) -> Value:
-        """Return the same of another value."""
+        """Return the same normalised sum of another value."""
         for link in self.links:
             x = Value(link.kind, (x,), x.cols)
         return x
@@ -66,7 +66,7 @@ def normalised(users: Users, x: Value) -> Normalised | None:
 
 
 def in_a_row(users: Users, x: Value, norm: str, most: int = 0) -> list[Normalised]:
-    """Return consecutive A_hat from x up, each the only reader of the one before; most: no more than that, 0 for all."""
+    """Return the consecutive A_hat after x, each the only reader of the one before; most: their limit, 0 for none."""
     found: list[Normalised] = []
     while (sums := normalised(users, x)) and sums.is_norm(norm) and (not most or len(found) < most):
         found.append(sums)

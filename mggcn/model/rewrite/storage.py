@@ -79,7 +79,7 @@ def recompute(graph: Graph) -> Graph:
 
 
 def make_again(graph: Graph) -> Graph:
-    """Let the backward pass compute rows again that dense products made of what it reads anyway, or of the input.
+    """Let the backward pass recompute rows that dense products made from the input, or from what it reads anyway.
 
     Their memory is free from their last reader forwards to their first one backwards, for one more product each. The
     kernels and their operands are the same, and so are the bits.
@@ -114,7 +114,7 @@ def make_again(graph: Graph) -> Graph:
 
 
 def round_operands(graph: Graph) -> Graph:
-    """Round what is multiplied with the graph, in the kernel that makes it if nothing else reads it."""
+    """Round the operands of products with the graph, in the kernel that computes them if nothing else reads them."""
     users = graph.users()
 
     def rule(old: Value, new: Value) -> Value:

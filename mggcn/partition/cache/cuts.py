@@ -49,7 +49,7 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[C]):
-    """A cut, the folder that holds it, and the seconds that it took if it was made now, else None."""
+    """A cut, its folder, and the seconds that making it took; None if it was found there."""
 
     cut: C
     folder: Path
@@ -72,10 +72,10 @@ def users_cuts(graph: Graph) -> Path:
 
 
 def kept_in(graph: Graph, name: str) -> Path | None:
-    """Return the folder of cuts in which a run finds one of a graph, or keeps it; None if there is no place.
+    """Return the folder in which a run looks for a graph's cut, or saves it; None if there is none.
 
-    A run writes nothing into a store: what `mggcn partition` made there is taken, and what a run makes is kept in the
-    user's cache folder, by the digest of the graph.
+    A run writes nothing into a store: it reads what `mggcn partition` made there, and saves its own cuts in the user's
+    cache folder, by the digest of the graph.
     """
     if (store := store_folder(graph)) is None:
         return None
@@ -95,8 +95,7 @@ def is_kept(graph: Graph, name: str) -> bool:
 
 
 def find_or_make_cut(graph: Graph, settings: LibraSettings, folder: Path, force: bool = False) -> StoredCut:
-    """Return Libra's cut that is kept in `folder`, a store's `cuts_folder`; if there is none, or by force, make and
-    keep it.
+    """Return Libra's cut saved in `folder`, a store's `cuts_folder`; if there is none, or by force, make and save it.
 
     Cost: the digest of every file of the cut, or that of `libra` and of writing it.
     Raises: StoreError if the kept cut is damaged or belongs to another graph, or if it cannot be written.
@@ -135,7 +134,7 @@ def find_or_make_edge_cut(graph: Graph, settings: MetisSettings, folder: Path, f
 def find_or_make_locality(
     graph: Graph, settings: LocalitySettings, folder: Path, force: bool = False
 ) -> StoredLocality:
-    """Return the order by locality that is kept in `folder`, or compute and keep it there.
+    """Return the order by locality saved in `folder`, or compute and save it there.
 
     force: compute it even if one is kept. Cost: reading 6 N bytes and their digest; if it must be computed, that of
     `locality` and of writing 6 N bytes. Raises: StoreError if the kept one is damaged.
@@ -212,7 +211,7 @@ def _check_owners(folder: Path, owner: npt.NDArray[np.uint16], rows_per_part: tu
         came += np.bincount(owner[start : start + CHUNK], minlength=came.size)
     num_parts = len(rows_per_part)
     if came[num_parts:].any() or came[:num_parts].tolist() != list(rows_per_part):
-        raise _damaged(folder, f"owner.npy gives vertices to other parts than the {num_parts} that meta.json counts")
+        raise _damaged(folder, f"owner.npy gives vertices to parts beyond the {num_parts} that meta.json counts")
 
 
 def _check_rows(
@@ -243,12 +242,12 @@ def _check_parts(
     for start in range(0, owner.shape[0], CHUNK):
         words, own = parts[start : start + CHUNK], owner[start : start + CHUNK].astype(np.int64)
         if (own >= num_parts).any():
-            raise _damaged(folder, f"owner.npy names other parts than the {num_parts} that there are")
+            raise _damaged(folder, f"owner.npy names parts beyond the {num_parts} that exist")
         held = np.take_along_axis(words, own[:, np.newaxis] // 64, 1)[:, 0] >> (own % 64).astype(np.uint64)
         if not (held & np.uint64(1)).all():
             raise _damaged(folder, "owner.npy gives a vertex to a part that it does not lie in")
         if num_parts % 64 and (words[:, -1] >> np.uint64(num_parts % 64)).any():
-            raise _damaged(folder, f"parts.npy names other parts than the {num_parts} that there are")
+            raise _damaged(folder, f"parts.npy names parts beyond the {num_parts} that exist")
         for part in range(num_parts):
             came[part] += int(np.count_nonzero(words[:, part // 64] & np.uint64(1 << part % 64)))
     if came != list(rows_per_part):

@@ -68,7 +68,7 @@ def save_cached(
 def read_cached(
     folder: Path, graph: Graph, settings: Mapping[str, Any], forms: Mapping[str, Form]
 ) -> tuple[dict[str, Any], dict[str, FileRows]]:
-    """Open a cut: what meta.json says, and its arrays by name.
+    """Open a cut: return the content of meta.json, and the arrays by name.
 
     Cost: every file is read once, to compare its SHA-256.
     Raises: StoreError if the folder is not a cut with these settings, is damaged, or was made of another graph.
@@ -86,7 +86,7 @@ def read_cached(
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Return what the meta.json of a cut says. Raises: StoreError if it cannot be read."""
+    """Return the content of a cut's meta.json. Raises: StoreError if it cannot be read."""
     try:
         meta = parse_json(unsealed(read_bytes(folder / "meta.json"), folder / "meta.json"))
     except (OSError, ValueError) as error:
@@ -112,7 +112,7 @@ def read_statistics(folder: Path, came: object, kind: type[S], num_parts: int) -
 
 
 def statistics_meta(statistics: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return statistics as meta.json holds them: the counts, and by name the ratios by which cuts are compared."""
+    """Return statistics as meta.json stores them: the counts, and the ratios by which cuts are compared."""
     return {"statistics": dataclasses.asdict(statistics), **{name: getattr(statistics, name) for name in names}}
 
 

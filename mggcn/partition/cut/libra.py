@@ -72,7 +72,7 @@ def libra_nbytes(num_vertices: int, num_stored: int, symmetric: bool, num_parts:
 
 
 def libra(graph: Graph, settings: LibraSettings) -> VertexCut:
-    """Cut a graph: each {u, v} once if it is symmetric, else every stored edge; self-loops are no edges of the cut.
+    """Cut a graph: each {u, v} once if it is symmetric, else every stored edge; self-loops are not cut.
 
     An edge goes to the least loaded of the parts that its ends share; else of the parts of the end with fewer edges;
     else of the parts of the one end that has any; else of all. A part that has PERCENT of the average takes no more and

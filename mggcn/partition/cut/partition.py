@@ -299,15 +299,15 @@ def _entries(matrix: CSR, edge_part: Rows, num_parts: int):  # type: ignore[no-u
 
 
 def read_parts(edge_part: Rows, start: int, stop: int, num_parts: int) -> Array:
-    """Return the parts of some entries. Raises: StoreError if one is none of the cut's."""
+    """Return the parts of some entries. Raises: StoreError if one is not a part of the cut."""
     parts: Array = edge_part.read(start, stop)
     if parts.size and parts.max() >= num_parts:
-        raise damaged_cut(f"names part {parts.max()} for an edge, of {num_parts} parts")
+        raise damaged_cut(f"names part {parts.max()} for an edge, but has {num_parts} parts")
     return parts
 
 
 def damaged_cut(what: str) -> StoreError:
-    """Return the error of a cut that was kept and cannot be right."""
+    """Return the error for a saved cut that is damaged."""
     return StoreError(f"the vertex cut {what}; it is damaged: make it again with mggcn partition --force")
 
 

@@ -49,7 +49,7 @@ class ClusterOrder:
 def cluster_order_nbytes(num_vertices: int, num_stored: int, symmetric: bool) -> dict[str, int]:
     """Return the bytes that `cluster_order` holds at most, by purpose; a row of more than EDGES entries comes on top.
 
-    Most of those of clusters are needed only where there are about as many clusters as vertices.
+    Most bytes of clusters are needed only if there are about as many clusters as vertices.
     """
     directions = 1 if symmetric else 2
     pairs = min(max(num_vertices, PAIRS), num_stored)

@@ -42,7 +42,7 @@ class Reuse:
     others: Shares
 
     def together(self, own_nnz: int, others_nnz: int) -> Shares:
-        """Return the shares of own and other tiles with so many nonzeros."""
+        """Return the shares of own and other tiles together, given their nonzeros."""
         total = own_nnz + others_nnz
         if not self.own or not self.others:
             return self.own or self.others

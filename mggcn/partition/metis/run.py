@@ -80,7 +80,7 @@ def metis_memory(num_vertices: int, num_stored: int, symmetric: bool) -> MetisMe
 
 
 def require_pymetis() -> None:
-    """Raises: BackendError saying how to install pymetis where it is absent."""
+    """Check that pymetis is installed. Raises: BackendError that says how to install it."""
     if importlib.util.find_spec("pymetis") is None:
         raise BackendError('--kind metis needs pymetis, which is not installed; pip install "mggcn[metis]"')
 

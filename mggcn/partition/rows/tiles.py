@@ -95,7 +95,7 @@ def build_tiles(
 
     Columns ascend in each row, except inserted diagonals, which come last where the rank keeps the original order.
     Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
-    Raises: GraphError if a tile has 2^31 nonzeros or more, or the matrix is another one in the second sweep.
+    Raises: GraphError if a tile has 2^31 nonzeros or more, or the matrix changed between the sweeps.
     """
     ranks, rows = owners.num_ranks, owners.counts[rank]
     indptr = np.zeros((ranks, rows + 1), np.int64)

@@ -116,7 +116,7 @@ def test_a_child_that_cannot_ask_says_why() -> None:
     try:
         visible_gpus()
     except BackendError:
-        with pytest.raises(BackendError, match=r"did not tell the free memory of the GPUs: .*no libcuda|no GPU is vis"):
+        with pytest.raises(BackendError, match=r"did not report the free memory of the GPUs: .*no libcuda|no GPU is v"):
             free_bytes_in_child(1)
     else:
         assert len(free_bytes_in_child(1)) == 1

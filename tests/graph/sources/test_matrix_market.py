@@ -67,7 +67,7 @@ BAD = {
     "NUL in the head": (HEAD[:20] + "\0" + HEAD[20:] + "5 5 1\n1 2 0.5\n", "line 1 must read|line 1 names"),
     "zero": (HEAD + "5 5 1\n0 2 0.5\n", r"entry 1 is \(0, 2\), expected 1 to 5"),
     "beyond": (HEAD + "5 5 2\n1 2 0.5\n1 6 1\n", r"entry 2 is \(1, 6\), expected 1 to 5"),
-    "few": (HEAD + "5 5 3\n1 2 0.5\n", "3 entries are announced, 1 are there"),
+    "few": (HEAD + "5 5 3\n1 2 0.5\n", "3 entries are announced, but 1 are there"),
     "billions": (HEAD + "5 5 10000000000\n1 2 0.5\n", "10000000000 entries are announced"),
     "vertices": (HEAD + "9999999999 9999999999 1\n1 2 0.5\n", "9999999999 rows"),
     "no value": (HEAD + "5 5 2\n1 2 1\n1 2\n", "line 4: expected row, column and value, got '1 2'"),

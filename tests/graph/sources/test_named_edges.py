@@ -101,7 +101,7 @@ BAD = {
     "a quote that stays open": ('a,b\n"a,c\nb,c\n', "line 2: a double quote is not closed"),
     "an empty name in quotes": ('a,b\n"",c\n', "line 2: expected two names"),
     "an index between tabs": ("a\tb\n\tb\n", "line 2: expected two names"),
-    "triples": ("ann likes bob\nbob likes eve\n", "line 1.*'bob' is no number; of triples"),
+    "triples": ("ann likes bob\nbob likes eve\n", "line 1.*'bob' is not a number; of triples"),
     "named triples": ("source,target,type\nann,bob,likes\n", "line 2.*number relations first"),
     "triples of numbers": ("head,relation,object\n0,1,5\n", "line 1: columns are read as source, target"),
     "semicolons": ("Ann;Bob\n", "line 1: semicolons are not read"),

@@ -217,7 +217,7 @@ def test_missing_things_are_named(tmp_path: Path) -> None:
         with pytest.raises(GraphError, match=r"is text, or holds pickled objects.*as numpy.save writes it") as caught:
             load_source(tmp_path / "e.txt", features=tmp_path / name)
         assert "allow_pickle" not in str(caught.value)
-    with pytest.raises(GraphError, match=r"e.txt: numbers of vertices are not read from text; numpy.save\('e.npy'"):
+    with pytest.raises(GraphError, match=r"e.txt: arrays are not read from text; numpy.save\('e.npy'"):
         load_source(tmp_path / "e.txt", features=tmp_path / "e.txt")
     for name in ("missing.npy", "text.npy", "pickled.npy", "missing.npz"):
         with pytest.raises(GraphError, match=f"cannot load .*{name}"):

@@ -314,10 +314,10 @@ def repeat_row(local: Any) -> None:
 
 FORGED = {
     "libra": [
-        ("owner", put(7, 5), "owner.npy names other parts than the 5"),
-        ("owner", put(7, 65535), "owner.npy names other parts than the 5"),
+        ("owner", put(7, 5), "owner.npy names parts beyond the 5"),
+        ("owner", put(7, 65535), "owner.npy names parts beyond the 5"),
         ("parts", put((7, 0), 0), "gives a vertex to a part that it does not lie in"),
-        ("parts", put((7, 0), 2**64 - 1), "parts.npy names other parts than the 5"),
+        ("parts", put((7, 0), 2**64 - 1), "parts.npy names parts beyond the 5"),
         ("parts", put(np.s_[:], 31), "parts.npy has other numbers of vertices"),
     ],
     "metis": [("owner", put(7, 5), "owner.npy gives vertices"), ("owner", swap_owner, "owner.npy gives vertices")],
