@@ -67,7 +67,7 @@ LONGEST = 2000
 
 
 def printable(name: object) -> str:
-    """Return a name or a path as a terminal may show it: control characters, also those of writing direction, escaped."""
+    """Return a name or path that is safe for a terminal: control and bidirectional characters are escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(name))
 
 

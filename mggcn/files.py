@@ -117,7 +117,7 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def parse_object(text: bytes | str) -> dict[str, Any]:
-    """Return the object of a JSON text. Raises: ValueError for another value, too."""
+    """Return the object in a JSON text. Raises: ValueError if it is not JSON, or another value."""
     found = parse_json(text)
     if not isinstance(found, dict):
         raise ValueError(f"it must hold a JSON object, got {type(found).__name__}")
@@ -134,9 +134,9 @@ def reason(error: Exception) -> str:
 def new_file(path: Path, *, durable: bool = True, keep: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` as a whole when the block ends; after an error, the old file stays.
 
-    Its name until then is new and not to be guessed, so that no link or FIFO that lies in wait is written to; what killed
-    processes left there goes. durable: whether it must survive a loss of power. keep: False tries only whether it can
-    be written. Raises: OSError.
+    Until then its name is random, so that no planted link or FIFO is written to; files that killed processes left are
+    removed. durable: whether it must survive a loss of power. keep: False only tries whether it can be written.
+    Raises: OSError.
     """
     if path.is_dir() and not path.is_symlink():
         raise IsADirectoryError(errno.EISDIR, "it is a folder, expected a file", str(path))

@@ -134,7 +134,7 @@ class ProcessorUse:
 
 
 class ProcessorWatch:
-    """Reads what the kernel counts of this process's threads and of the machine's cores. Cost: some 50 us a look."""
+    """Reads Linux's counters of this process's threads and of the machine's cores. Cost: some 50 us per call."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root

@@ -79,7 +79,7 @@ class Parts(TypedDict, total=False):
 
 
 class Continued(TypedDict, total=False):
-    """What a resumed run may change of its settings, except for the schedule."""
+    """Settings that a resumed run may change, except for the schedule."""
 
     lr: float
     schedule_step: int
@@ -96,7 +96,7 @@ class Continued(TypedDict, total=False):
 
 
 class ScheduleSettings(Continued, total=False):
-    """What a resumed run may change of its settings."""
+    """All settings that a resumed run may change."""
 
     schedule: Literal["constant", "cosine", "step", "plateau"]
 
@@ -148,7 +148,7 @@ class SweepSettings(Settings, total=False):
 
 
 class LoadArguments(TypedDict, total=False):
-    """What `load` takes besides a source."""
+    """Arguments of `load` besides a source."""
 
     features: Any
     labels: Any

@@ -29,7 +29,7 @@ SLOPE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What kernels read that does not travel: a (H, C) of GATv2's scores, and the clock (2,) of dropout."""
+    """Inputs of the kernels that are not sent: a (H, C) of GATv2's scores, and the clock (2,) of dropout."""
 
     a: Tensor | None
     clock: Tensor
@@ -73,7 +73,7 @@ class AttentionSpec:
         return self.width + 3 * self.heads + self.scored + bool(self.dropout)
 
     def heads_of(self, ids: Tensor) -> Heads:
-        """Return what kernels take, on the runtime that the op is bound to; ids int64 (V,)."""
+        """Return the kernels' description of the heads, from the runtime that the op is bound to; ids int64 (V,)."""
         if self.bound is None:
             raise PlanError("attention runs as a node of a model, which binds it to weights and a clock")
         dropout = Dropout(self.dropout, self.bound.clock, self.site) if self.dropout else None

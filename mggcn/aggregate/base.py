@@ -84,7 +84,7 @@ class AggregationPlan(Protocol):
         ...
 
     def state(self, name: str, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        """Return what an aggregation keeps from epoch to epoch: memory of its own."""
+        """Return the buffers that an aggregation keeps from epoch to epoch, outside the arena."""
         ...
 
     def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:

@@ -78,7 +78,7 @@ class Target:
     local: Sequence[Tensor] = ()
 
     def rows(self, first: int, last: int) -> Target:
-        """Return the rows from `first` on, with the epilogue's vectors starting there, too."""
+        """Return the target of the rows from `first` on; the epilogue's vectors start there, too."""
         rows, epilogue = slice(first, last), self.epilogue
         if epilogue is not None:
             vectors = (epilogue.row_scale, epilogue.row_ids, epilogue.out_scale)

@@ -107,7 +107,7 @@ class MaximumGrad:
 
 
 class GradientRows:
-    """The methods that all accumulations of gradients share: gradients are summed over copies before they are sent."""
+    """Base of accumulations of gradients, which are summed over copies of a vertex before they are sent."""
 
     def __init__(self, backend: KernelBackend, target: Target) -> None:
         self._backend, self._target = backend, target

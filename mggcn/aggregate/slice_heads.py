@@ -61,14 +61,14 @@ class HeadSlices:
         return self.shares[self.rank] if self.rank < len(self.shares) else None
 
     def units(self, rank: int, *, back: bool) -> int:
-        """Return the units of a row of a rank's message: 0 without heads."""
+        """Return how many units a row has in a rank's message: 0 without heads."""
         return sum(map(self.units_of, row_of(self.shares[rank], back))) if rank < len(self.shares) else 0
 
     def units_of(self, columns: tuple[range, ...]) -> int:
         return -(-sum(map(len, columns)) // self.unit)
 
     def others(self, *, back: bool) -> int:
-        """Return the units of a row of all the other ranks' messages."""
+        """Return how many units a row has in the messages of all other ranks together."""
         return sum(self.units(rank, back=back) for rank in range(len(self.shares)) if rank != self.rank)
 
     def buffers(self, name: str, dtype: str) -> tuple[BufferSpec, ...]:

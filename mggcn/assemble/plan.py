@@ -112,7 +112,7 @@ def check_available(config: Config) -> None:
 
 
 def this_machine(config: Config) -> Machine:
-    """Return the machine on which seconds are predicted unless another is named: this one, as tuned, described or assumed.
+    """Return this machine, for which seconds are predicted by default: as tuned, shipped or assumed.
 
     Of a CPU that was not tuned the messages are assumed, the rest are the figures by which kernels are chosen. A tuned
     file has gathers of float32; those of bfloat16 are the figures', too.
@@ -196,7 +196,7 @@ def check_ranks(config: Config, num_vertices: int, name: str, room: Room) -> Non
 
 
 def partition_graph(config: Config, graph: Graph) -> Partition:
-    """Return the partition of a run. Cost: O(N), or a vertex cut, which is kept for a store's graph."""
+    """Return the partition of a run. Cost: O(N), or a vertex cut, which is saved for a store's graph."""
     run = config.run
     kind = STRATEGIES[run.strategy].kind
     if kind == "cut":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What happens to a row after its product: out_scale * drop(relu(row_scale * z + bias)); None switches a part off.
+    """Steps after the product of a row: out_scale * drop(relu(row_scale * z + bias)); None turns a step off.
 
     Scales and bias are of the accumulation type; row_ids int64.
     """
@@ -277,10 +277,9 @@ class KernelBackend(Protocol):
         ...
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
-        """Return a callable that does the device work of `function` in every call, at less cost to the host where
-        possible.
+        """Return a callable that does the device work of `function` in every call, more cheaply for the host if possible.
 
-        `function` must do the same work each time, without a look at its results; its first calls are made as they are.
+        `function` must do the same work each time and read no results; its first calls run unchanged.
         agree: called once, by all ranks in the same call, if a device is about to change how work is launched.
         """
         ...

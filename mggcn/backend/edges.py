@@ -61,7 +61,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class EdgeGradient:
-    """What the gradient by an operand of `of` sums over edges: scale times `partial` of the rows of a and b."""
+    """The summand of an edge in the gradient by an operand of `of`: scale times `partial` of the rows of a and b."""
 
     of: Of
     partial: Partial

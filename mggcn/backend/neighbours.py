@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How scores are computed from rows. a: weights (H, C) of GATv2's scores, None for GAT's; slope: of LeakyReLU below
-    0.
+    """How scores are computed from rows. a: weights (H, C) of GATv2's scores, None for GAT's; slope: LeakyReLU's.
 
     dropout: of weights, counted by head, source, destination and layer; ids int64 (V,): numbers of this rank's vertices.
     first: number of the first of these heads among those of the model, by which masks are counted. counted: values of a

@@ -32,7 +32,8 @@ def kept_if_interrupted(store: Path) -> Iterator[Path]:
     except (KeyboardInterrupt, SystemExit):
         if folder is not None and folder.is_dir():
             print(
-                f"note: {printable(folder)} stays: the same command continues from there, or delete it", file=sys.stderr
+                f"note: {printable(folder)} stays: run the same command to continue from there, or delete it",
+                file=sys.stderr,
             )
         raise
 

@@ -47,7 +47,7 @@ PROCESSES_REMEDY = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; errors of mggcn print one line, others a traceback."""
+    """Run the command; mggcn's own errors print one line, others a traceback."""
     native.limit_spinning()
     try:
         arguments = parse(make_parser(), sys.argv[1:] if argv is None else argv)

@@ -43,7 +43,7 @@ WISHES = {
 
 
 def remedy(message: str, flags: Collection[str]) -> str:
-    """Return what to write instead, as the end of a sentence; "" if the command has nothing similar.
+    """Return a suggestion for an unknown argument, as the end of a sentence; "" if the command has nothing similar.
 
     message: argparse's. flags: of the command at hand.
     """

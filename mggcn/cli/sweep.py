@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
             or any(v is not None for k, v in vars(a).items() if k.startswith("setting_"))
         ):
             raise ConfigError(
-                f"--resume {a.resume} continues that sweep as it was begun; leave GRID, STORE, settings, --out, "
-                "--trials, --search, --pruner and --at-once out"
+                f"--resume {a.resume} continues that sweep as it began; remove GRID, STORE, settings, --out, "
+                "--trials, --search, --pruner and --at-once"
             )
         sweep = read_sweep(a.resume)[0]
     else:
@@ -121,7 +121,7 @@ def _line(trial: Trial, ended: int, total: int) -> str:
 
 
 def answer(sweep: Sweep) -> dict[str, Any]:
-    """Return what is printed as JSON: every trial, best scores first, and which is the best."""
+    """Return the sweep for JSON: every trial, best scores first, and which is the best."""
     found = [
         {
             "trial": trial.number,

@@ -75,7 +75,7 @@ def _tune_machine(arguments: argparse.Namespace) -> int:
     of_products = {name: getattr(arguments, name) for name in ("root", "config", "set", "width", "epochs")}
     if given := [f"--{name}" for name, value in of_products.items() if value not in (None, [])]:
         raise ConfigError(
-            f"{', '.join(given)}: settings of a run, whose sparse products are timed on a store; name it with --store, or "
+            f"{', '.join(given)} belong to a run, whose sparse products are timed on a store; name it with --store, or "
             "leave them out to measure the machine"
         )
     try:

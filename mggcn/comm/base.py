@@ -72,7 +72,7 @@ class Communicator(Protocol):
         ...
 
     def device_bytes(self) -> Mapping[str, int]:
-        """Return the bytes of the device that the transport itself has taken so far: at its "start", and by kind of
+        """Return the device memory, in bytes, that the transport itself has taken: at its "start", and by kind of
         message.
 
         Measured in the calls that are compared, which come first, and exact if nobody else takes memory of the device then;

@@ -29,7 +29,7 @@ class _NamedEvent:
 
 
 class CountingCommunicator:
-    """Forwards every call and adds up what this rank sends.
+    """Forwards every call, and adds up the bytes that this rank sends.
 
     A broadcast counts nbytes (P - 1) at its root, an all-reduce 2 (P - 1) / P of its buffer as in a ring, an all-to-all
     what goes to other ranks.
@@ -81,7 +81,7 @@ class CountingCommunicator:
         return _NamedEvent(event, self.annotate, name)
 
     def agree(self, reason: str) -> tuple[str, bool]:
-        """As backend.events.Agree: a host message of all ranks, not counted. Raises: CommError as Event.wait."""
+        """Implement backend.events.Agree by an uncounted host message of all ranks. Raises: CommError as Event.wait."""
         if self.size == 1:
             return alone(reason)
         reasons = torch.zeros(self.size, REASON_BYTES, dtype=torch.uint8)

@@ -300,7 +300,7 @@ def _aside(function: Callable[[], T]) -> Future[T]:
 
 
 def lost(error: RuntimeError) -> str:
-    """Return what gloo says of a broken connection, without its addresses and advice on its sources."""
+    """Return gloo's message about a broken connection, without addresses and advice on gloo's source files."""
     text = re.sub(r"\[[^]]*\](:\d+)?", "", str(error))
     found = re.search(
         r"[Cc]onnection [a-z ]*[a-z]|reset by peer|timeout [a-z ]*closure|[Tt]imed out|[Bb]roken pipe", text

@@ -29,7 +29,7 @@ STOPPED: Final = 1 << 16
 
 @final
 class Stopped(KeyboardInterrupt):
-    """SIGINT, SIGTERM or SIGHUP came where nothing is to be saved: all unwind like Ctrl-C.
+    """SIGINT, SIGTERM or SIGHUP came where there is nothing to save: each unwinds the stack like Ctrl-C.
 
     A class of its own for SIGINT too: Python 3.11 ends by the signal, whatever main returns, if a plain KeyboardInterrupt
     came out of a string that some module executes while it is imported.
@@ -41,7 +41,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def stops() -> tuple[signal.Signals, ...]:
-    """Return the signals that end a run in order. SIGHUP that is ignored, as nohup has it, is none."""
+    """Return the signals that end a run cleanly; not SIGHUP if it is ignored, as under nohup."""
     return tuple(number for number in STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN)
 
 
@@ -74,7 +74,7 @@ SHORT_OF_MEMORY: Final = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether memory, or what a thread needs of it, ran out, whatever class of error says so."""
+    """Return whether an error of any class means that memory ran out, also that for a new thread's stack."""
     if isinstance(error, MggcnError):
         return False
     return isinstance(error, MemoryError) or any(words in str(error) for words in SHORT_OF_MEMORY)
@@ -159,7 +159,7 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def first_error(endings: Sequence[Ending], signals: Sequence[int], folder: Path) -> Exception | None:
-    """The error to raise for `endings`, given the signals the parent got (the second one kills).
+    """Return the error to raise for `endings`, given the signals that the parent received (the second one kills).
 
     The earliest failure that is not a CommError, else a rank that left before others failed, else an interruption, else the
     earliest CommError.
@@ -233,7 +233,7 @@ def _tail(path: Path) -> bytes:
 
 
 def process_state(pid: int) -> str:
-    """Return the state of a process as Linux has it: R, S, D, Z, T (stopped), t (traced); "" if it is not known."""
+    """Return Linux's state of a process: R, S, D, Z, T (stopped), t (traced); "" if it is not known."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -86,7 +86,7 @@ def run_ranks(
 
     Rank 0 writes where the parent does, the others to folder/rank-R.log. SIGINT, SIGTERM and SIGHUP are forwarded once; a
     second one kills. When this returns or raises, no rank is left; if the parent is killed, its ranks die with it.
-    poll: called now and then while the ranks run, and once they have ended; what it raises ends them, which save first.
+    poll: called regularly while the ranks run, and once they have ended; if it raises, the ranks save and end.
     `command` calls `rank.rank_main`, whose ranks must all connect within about `timeout_s`.
     Raises: the first error of any rank, with its class; CommError if a rank was killed or all hang at the start;
     Interrupted after a signal. Only the main thread can forward signals.

@@ -45,7 +45,7 @@ class NcclSizes:
         return cls(channels, p2p_channels, GRAIN + received, SHARED_SLOTS * chunk_bytes * p2p_channels)
 
     def nbytes(self, ranks: int, p2p: bool) -> int:
-        """Return the bytes that NCCL takes of each of `ranks` GPUs: an estimate, too much rather than too little.
+        """Return the bytes that NCCL takes on each of `ranks` GPUs: an estimate, rather too high than too low.
 
         p2p: whether ranks send and receive (all-to-all), not only broadcast and all-reduce.
 

@@ -53,7 +53,7 @@ class RateTable:
         return before[1]
 
     def row_s(self, row_bytes: float, footprint: float) -> float:
-        """As `Gather.row_s`."""
+        """Implement Gather.row_s."""
         return row_bytes / self.at(footprint)
 
     def slice_bytes(self, row_bytes: int, footprint: float) -> int:
@@ -230,8 +230,8 @@ def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
 def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int, item: int = 4) -> Machine:
     """Return an assumed machine with the rates by which kernels are chosen, those of all threads of its ranks.
 
-    item: bytes of a number of what is multiplied with the graph. Messages, which more than one rank has, stay assumed, as
-    does what a call costs. Nothing changes if the figures are assumed.
+    item: bytes of a number in rows that are multiplied with the graph. Rates of messages and the cost of a call stay
+    assumed. Nothing changes if the figures are assumed.
     """
     if not figures.measured:
         return machine

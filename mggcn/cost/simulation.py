@@ -170,7 +170,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class ActiveSegment:
-    """A segment that some ranks are in: the work of each, when those that are done with it were, and how many are not.
+    """A segment that some ranks have not finished: each rank's work, when the others finished, and how many have not.
 
     Lists, not arrays: an event looks up one rank.
     """

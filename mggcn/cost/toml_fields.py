@@ -26,7 +26,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """One table of a file, read key by key; `finish` refuses keys that nobody read.
+    """One table of a file, read key by key; `finish` refuses keys that were not read.
 
     Raises, in every method: ConfigError that names the file, the key, what was expected and what came.
     """

@@ -66,7 +66,7 @@ def dense_units() -> DenseUnits:
 
 
 def check_dense(units: Callable[[], DenseUnits] = dense_units) -> Finding:
-    """Say which kernel multiplies which type, and whether there are tiles of bfloat16 (AMX)."""
+    """Show which kernel multiplies which type, and whether the processor has AMX."""
     from mggcn.backend.cpu.figures import ASSUMED
     from mggcn.backend.cpu.variants import gemm_kernel, gemm_variant
 

@@ -45,7 +45,7 @@ Run = Callable[[list[str], float], str]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What torch and nvidia-smi know of this machine's GPUs."""
+    """This machine's GPUs as torch and nvidia-smi report them."""
 
     driver: str | None
     listed: str

@@ -102,7 +102,7 @@ class CSR:
         return self if self.types is None else replace(self, types=None, type_degrees=None)
 
     def read_pointers(self, start: int, stop: int) -> Array:
-        """Return indptr[start:stop], that of rows start, ... stop - 2, for kernels to follow without a further look.
+        """Return indptr[start:stop], checked so that kernels can follow it: the pointers of rows start .. stop - 2.
 
         Raises: GraphError if they do not ascend within the stored entries, as in a damaged store.
         """
@@ -115,7 +115,7 @@ class CSR:
         return indptr
 
     def read_columns(self, start: int, stop: int) -> Array:
-        """Return indices[start:stop] for kernels to follow. Raises: GraphError if one is outside the matrix."""
+        """Return indices[start:stop], checked so that kernels can follow them. Raises: GraphError if one is outside."""
         indices: Array = self.indices.read(start, stop)
         if indices.size and (indices.min() < 0 or indices.max() >= self.num_cols):
             place = int(np.flatnonzero((indices < 0) | (indices >= self.num_cols))[0])
@@ -313,7 +313,7 @@ def check_finite(rows: Rows, what: str) -> None:
 
 
 def probably_symmetric(csr: CSR) -> bool:
-    """Tell whether the matrix equals its transpose, values included; wrong with a chance of about 2^-60.
+    """Return whether the matrix equals its transpose, values included; wrong with a probability of about 2^-60.
 
     Cost: one pass over the edges in windows of bounded size; nothing of the size of the graph is held.
     Source: Schwartz-Zippel: f^T (A - A^T) g = 0 mod 2^64 for random vectors f and g. The seed is fixed, so the answer
@@ -324,7 +324,7 @@ def probably_symmetric(csr: CSR) -> bool:
 
 
 def probably_transposed(csr: CSR, csr_t: CSR) -> bool:
-    """Tell whether csr_t is the transpose of csr, values included; cost and certainty as `probably_symmetric`."""
+    """Return whether csr_t is the transpose of csr, values included; cost and certainty as `probably_symmetric`."""
     same_shape = (csr.num_rows, csr.num_cols) == (csr_t.num_cols, csr_t.num_rows)
     return same_shape and csr.nnz == csr_t.nnz and _edge_hashes(csr)[0] == _edge_hashes(csr_t)[1]
 

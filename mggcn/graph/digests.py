@@ -54,7 +54,7 @@ class Hasher:
         self._done = bytearray()
 
     def update(self, piece: bytes | memoryview) -> None:
-        """Take the next bytes of the file."""
+        """Add the next bytes of the file to the digests."""
         self._whole.update(piece)
         view = memoryview(piece).cast("B")
         while view:

@@ -72,7 +72,7 @@ def digest_of(digests: Mapping[str, Any]) -> str:
 
 
 def graph_digests(graph: Graph) -> dict[str, Any]:
-    """Return what `graph_sha256` is the digest of: the digest of every array by name, and extents. Cost: as there."""
+    """Return the input of `graph_sha256`: the digest of every array by name, and the extents. Cost: as there."""
     stored = graph.meta.get("sha256", {}) if is_own(graph.meta) else {}
     digests = {}
     for name, rows in graph_arrays(replace(graph, ids=None)).items():  # training sees no names

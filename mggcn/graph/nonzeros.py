@@ -36,7 +36,7 @@ def features_nnz(features: Rows | CSR, setting: Literal["auto", "dense", "sparse
 
 
 def csr_if_sparse(features: Rows) -> Rows | CSR:
-    """Return a CSR in memory of dense rows with few nonzeros; others, and those with NaN or infinity, as they are.
+    """Return dense rows with few nonzeros as a CSR in memory; other rows, or rows with NaN or infinity, unchanged.
 
     Cost: as `features_nnz`, and a second pass where they are sparse.
     """

@@ -66,7 +66,7 @@ def _sorted(graph: Graph) -> list[tuple[str, Rows]]:
 
 
 def write_digests(folder: Path, meta: Mapping[str, Any], digests: Mapping[str, FileDigest]) -> None:
-    """Write meta.json, and the digests of blocks beside it, for the arrays that lie in a folder. Raises: OSError."""
+    """Write meta.json, and the digests of blocks beside it, for the arrays in a folder. Raises: OSError."""
     entries, blocks = digests_meta(digests)
     if blocks:
         write_bytes(folder / BLOCKS_FILE, blocks)

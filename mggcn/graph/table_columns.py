@@ -57,7 +57,7 @@ def _alike(values: Any, expected: Any) -> bool:
 
 
 def check_frame(values: Any, what: str, ids: Any, *, table: bool = False) -> None:
-    """Refuse a Series or DataFrame of pandas whose index is not that of the vertices: rows are read by their place.
+    """Refuse a pandas Series or DataFrame whose index is not that of the vertices, because rows are read in order.
 
     An index is that of the vertices if it is 0, 1, ..., or their ids. table: whether columns are features, as those of a
     table of any library are; one that is named as an id, a label or a split is refused. Raises: GraphError.

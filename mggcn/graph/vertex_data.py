@@ -56,7 +56,7 @@ def as_array(values: Any, what: str, *, missing: bool = False) -> Array:
 
 
 def missing_entries(values: Any, array: Array) -> npt.NDArray[np.bool_]:
-    """Return where entries are masked, or None or NA among objects, as pandas has them: bool, of the shape of `array`.
+    """Return which entries are masked, or None or pandas's NA among objects: bool, in the shape of `array`.
 
     Cost: nothing, except for masked arrays, lists of them and arrays of objects; then bool () that is False.
     """

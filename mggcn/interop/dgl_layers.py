@@ -17,7 +17,7 @@ from mggcn.interop.pyg_layers import Twin, Weight, linear_weights
 
 
 def library_of(module: Any) -> str:
-    """Return "DGL" or "PyG" for a module of theirs, or of a class made of one; "" for others."""
+    """Return "DGL" or "PyG" for a module of their classes or subclasses; "" for others."""
     roots = {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
     return "DGL" if "dgl" in roots else "PyG" if "torch_geometric" in roots else ""
 

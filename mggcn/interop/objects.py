@@ -268,7 +268,7 @@ def _from_data_set(source: Any, arrays: dict[str, Any]) -> Graph:
 
 
 def with_weights(found: dict[str, Any], arrays: Mapping[str, Any], beside: Beside) -> dict[str, Any]:
-    """Return the arguments of a graph with the weights among what its source holds, and the names of what is not read.
+    """Return the arguments of a graph with the weights that its source holds, and the names of data that is not read.
 
     arrays: those that the caller gives; weights among them are taken, and None means that there are none.
     """

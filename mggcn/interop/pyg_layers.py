@@ -37,8 +37,8 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A PyG layer in mggcn. model: its default description; options: those that it must have, with advice for other
-    values.
+    """How mggcn represents a PyG layer. model: its default description; options: those that it must have, with advice
+    for other values.
 
     weights: the parameters of a layer, given its number, by mggcn's names. check: raises ConfigError for a layer (number,
     whether it is the last, module) that belongs to another model. added: parameters that only mggcn has; taken: the

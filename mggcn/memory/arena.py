@@ -50,7 +50,7 @@ def operand_stride(cols: int, item: int) -> int:
 
 
 def operand_nbytes(rows: int, cols: int, item: int) -> int:
-    """Return the bytes of such a matrix, up to the place where the next may start."""
+    """Return the bytes of a matrix of weights that products read, up to the place where the next may start."""
     return -(-rows * operand_stride(cols, item) * item // ALIGNMENT) * ALIGNMENT
 
 

@@ -54,7 +54,7 @@ class InputShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputChoice:
-    """How the input is kept: dense or sparse, as A_hat^K X, K = `aggregated`, in `nbytes`, and why."""
+    """How the input is stored: dense or sparse, as A_hat^K X, K = `aggregated`, in `nbytes`, and why."""
 
     sparse: bool = False
     aggregated: int = 0

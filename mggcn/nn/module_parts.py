@@ -154,9 +154,9 @@ def check_parts(recipe: Recipe) -> float:
 
 
 def make_optimizer(module: Module, recipe: Recipe) -> Optimizer:
-    """Return the optimiser of a module: by its name, by its class with the run's rate, or made by a function.
+    """Return the optimiser of a module, given by name, by class (which gets the run's rate) or by a function.
 
-    Raises: ConfigError if what was given makes no optimiser.
+    Raises: ConfigError if the class or function does not make an optimiser.
     """
     train, given = recipe.config.train, recipe.optimizer
     settings: dict[str, Any] = {"lr": train.lr} | ({"weight_decay": train.weight_decay} if train.weight_decay else {})

@@ -79,7 +79,7 @@ def recipe_of(
             belonging = ["momentum"]
         if given is not None and (odd := [name for name in belonging if f"train.{name}" in named]):
             raise ConfigError(
-                f"{part}= says what {', '.join(odd)} would; leave {'it' if len(odd) == 1 else 'them'} out"
+                f"{part}= takes the place of {', '.join(odd)}; leave {'it' if len(odd) == 1 else 'them'} out"
             )
     tables: dict[str, dict[str, Any]] = {}
     for key, value in named.items():

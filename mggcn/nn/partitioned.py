@@ -260,9 +260,10 @@ class PartitionedGraph:
 def on_rank(
     body: Callable[[PartitionedGraph], T], shared: Shared, comm: Communicator, device_of: DeviceOf = gpu_of_rank
 ) -> T:
-    """Build a rank's part and call `body` with it, backward passes in this thread.
+    """Build a rank's part and call `body` with it; backward passes run in this thread.
 
-    torch runs those of a GPU in one thread of the process, in which ranks that are threads would wait for each other.
+    torch would run a GPU's backward passes in one thread of the process, where ranks that are threads would wait for
+    each other.
     """
     part = PartitionedGraph(shared, comm, device_of)
     with torch.autograd.set_multithreading_enabled(False), _threads_by_steps(part):

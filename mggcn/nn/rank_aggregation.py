@@ -33,7 +33,7 @@ PANEL = 512
 
 
 class RankAggregation:
-    """Built once per rank; memory for messages is taken once per width. Collective."""
+    """The aggregation of one rank, built once; memory for messages is allocated once per width. Collective."""
 
     def __init__(self, shared: Shared, backend: KernelBackend, comm: Communicator) -> None:
         graph, sharing, run, rank = shared.graph, shared.sharing, shared.config.run, comm.rank

@@ -114,7 +114,7 @@ def summed_widths(model: ModelConfig, num_features: int, num_classes: int) -> tu
 
 
 def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None) -> dict[str, Any]:
-    """Return what `cost_lines` says as plain values, for JSON."""
+    """Return the content of `cost_lines` as plain values, for JSON."""
     found: dict[str, Any] = {"machine": machine.name, "origin": machine.origin}
     for name, cost in _costs(epoch_cost(plan, machine)).items():
         found[name] = {"seconds": cost.seconds, "link_seconds": cost.link_s, "ranks": [dict(r) for r in cost.ranks]}

@@ -84,7 +84,7 @@ def partition_stats(
     network: Network | None = None,
     shared: Shared | None = None,
 ) -> PartitionStats:
-    """Return the sizes of a partition, and the rows that training epochs need if they may leave others out.
+    """Return the sizes of a partition and, if training epochs may skip rows, the rows that they need.
 
     shape: the graph's. Cost: a few sweeps over the edges, unless an earlier run has shared them.
     """

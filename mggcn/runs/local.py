@@ -58,8 +58,8 @@ def signalled_stop(*, saves: bool = True) -> Iterator[Stop]:
 
     Outside the main thread it stays unset.
 
-    saves: whether there is something to save from the start. Until the flag's `saves` is true, a signal does what it did
-    before, and raises Interrupted where that was nothing.
+    saves: whether there is something to save from the start. Until the flag's `saves` is true, a signal has its
+    previous effect, or raises Interrupted if it had none.
     """
     from mggcn.train.loop import Stop
 

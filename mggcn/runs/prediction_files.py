@@ -87,7 +87,7 @@ def write_predictions(
     name: str = "score",
     class_names: Sequence[str] = (),
 ) -> None:
-    """Write the scores of an .npy file in another form, beside the target, then rename. Raises: RunError.
+    """Write the scores of an .npy file in another format, beside the target, then rename. Raises: RunError.
 
     Tables have the columns vertex and score_0, ..., or class, or label_0, ...; classes: as of `classes_of`. ids: (N,) of
     the vertices, by default their numbers. name: of columns other than scores. class_names: C, instead of the

@@ -425,7 +425,7 @@ class Worker:
             self._process.stdin.close()
 
     def end(self) -> int:
-        """End the process, if there is one, and return its exit code. An empty log goes."""
+        """End the process, if there is one, and return its exit code. An empty log is deleted."""
         code = 0
         if self._process is not None:
             with self._process as process:

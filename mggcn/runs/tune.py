@@ -151,7 +151,7 @@ def cpu_backend(threads: int, precision: str) -> KernelBackend:
     )
 
     def no_gpu() -> Any:
-        raise ConfigError("mggcn tune measures the CPU")
+        raise ConfigError("mggcn tune measures the kernels of the CPU, not of a GPU")
 
     return make_backend(config, plan.ranks[0], no_gpu, figures=plan.figures)
 

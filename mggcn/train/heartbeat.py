@@ -48,7 +48,7 @@ class Heartbeat:
     """Writes the pulse of one rank until its `with` block ends. Cost: one look at the clock per epoch, and one file of
     300 bytes per second.
 
-    A disk that is full or gone stops no run: the file then is old.
+    A full or missing disk does not stop the run; the file then becomes outdated.
     """
 
     def __init__(self, folder: Path | None, rank: int, epochs: int, repeat: int) -> None:

@@ -88,7 +88,7 @@ class Engine(Protocol):
         """Begin a repeat: fresh weights and optimiser."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return what this rank alone keeps between epochs; every message has come."""
+        """Return the state that this rank alone keeps between epochs, once every message has arrived."""
 
     def weights(self, *, best: bool) -> dict[str, Mapping[str, Tensor]]:
         """Return copies of the "weights" now, and of the "best" if there are some, by the names of their files."""

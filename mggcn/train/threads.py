@@ -81,7 +81,7 @@ class ThreadChoice:
         self._told = self._busy = False
 
     def after_epoch(self, seconds: float, mean_s: float, epoch: int) -> str:
-        """Take note of an epoch; return what to tell the user, "" for nothing.
+        """Record an epoch; return a message for the user, or "".
 
         seconds: of this rank. mean_s: the mean of all ranks, the same on each. epoch: those that are done.
         """

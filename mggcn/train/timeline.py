@@ -85,7 +85,7 @@ class Timeline:
         self._written = False
 
     def doing(self, label: str) -> AbstractContextManager[Any]:
-        """As Watch.doing."""
+        """Implement Watch.doing."""
         return record_function(label)
 
     @contextmanager

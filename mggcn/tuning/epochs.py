@@ -51,7 +51,7 @@ class Tuning:
 
     @contextmanager
     def epoch(self, number: int) -> Iterator[None]:
-        """As Watch.epoch. Collective after the last one that explores."""
+        """Implement Watch.epoch. Collective after the last epoch that explores."""
         self.exploration.begin()
         began = time.perf_counter()
         with self._watch.epoch(number):
@@ -65,7 +65,7 @@ class Tuning:
             self._finish()
 
     def doing(self, label: str) -> AbstractContextManager[None]:
-        """As Watch.doing."""
+        """Implement Watch.doing."""
         return self._watch.doing(label)
 
     def close(self) -> None:

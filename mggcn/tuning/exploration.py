@@ -76,7 +76,7 @@ class Trial:
         return min(self.seconds[variant], default=math.inf)
 
     def expected_s(self, variant: int) -> float:
-        """Return what a call should take, going by the seconds of the model's."""
+        """Return the expected seconds of a call, scaled by the measured seconds of the model's variant."""
         return self.least_s(0) * self.expected[variant] / self.expected[0]
 
     @property
@@ -101,7 +101,7 @@ class Trial:
 
     @property
     def winner(self) -> SpmmChoice:
-        """The variant that is taken by what is known, and why."""
+        """The variant that is chosen from what is known, and why."""
         if not self.beaten:
             reason = f"measured: no other variant was {KEPT_GAIN:g} times as fast"
             return dataclasses.replace(self.variants[0], reason=reason)
@@ -116,7 +116,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run tries."""
+    """The limits of what a run tries."""
 
     epochs: int | None = None
     """How many it makes at most, in which a trial must be able to repay itself; None: try whatever has variants."""
@@ -167,11 +167,11 @@ class Exploration:
         return self._epochs > 1 and all(trial.next is None for trial in self.trials)
 
     def begin(self) -> None:
-        """Note that a training epoch begins: until it is done, all calls are of training."""
+        """Record that a training epoch begins: until it ends, all calls belong to training."""
         self._training = True
 
     def epoch(self, seconds: float) -> None:
-        """Note that an epoch is done, and its seconds."""
+        """Record the end of an epoch, and its seconds."""
         self._training = False
         self._epochs += 1
         self.epoch_s = min(self.epoch_s, seconds)
@@ -231,7 +231,7 @@ class Exploration:
         self.cost_s += trial.spent_s - before
 
     def explored(self, products: SparseProducts, now: Callable[[], float]) -> ExploredSpmm:
-        """As Explorer.explored."""
+        """Implement Explorer.explored."""
         return ExploredSpmm(products, self, now)
 
 
@@ -242,7 +242,7 @@ class ExploredSpmm:
         self._products, self._exploration, self._now = products, exploration, now
 
     def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
-        """As KernelBackend.spmm."""
+        """Implement KernelBackend.spmm."""
         run = functools.partial(self._products.multiply, adj, h, out, accumulate=accumulate, epilogue=epilogue)
         product = self._products.product(adj, h, out) if out.numel() else None
         if product is None or product.measured:

@@ -14,7 +14,7 @@ from mggcn.tuning.exploration import Exploration, Trial
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What all ranks have found: (rank, trial) of every product that was tried."""
+    """The findings of all ranks: (rank, trial) of every product that was tried."""
 
     trials: tuple[tuple[int, Trial], ...]
     cost_s: float
@@ -23,7 +23,7 @@ class Findings:
     """Seconds of that rank's fastest epoch."""
 
     def summary(self, before: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Return the cost, and of how many products another variant than the model's is taken, as result.json holds them.
+        """Return the cost, and how many products take a variant other than the model's, for result.json.
 
         products: how many were tried. unfinished: those that are left open. before: what the same run, interrupted since,
         had found; what it had left open is tried again.
@@ -78,7 +78,7 @@ class Findings:
 
 
 def to_json(exploration: Exploration) -> str:
-    """Return what a rank has found, for `from_json` on another."""
+    """Return a rank's findings as JSON, for `from_json` on another rank."""
     trials = [dataclasses.asdict(trial) for trial in exploration.trials]
     return json.dumps({"trials": trials, "cost_s": exploration.cost_s, "epoch_s": exploration.epoch_s})
 

@@ -40,9 +40,9 @@ def kept_file(digest: str) -> Path:
 
 
 def known_choices(store: Path, digest: str, host: Host) -> Choices:
-    """Return what was measured on this host on the graph of a store: of `mggcn tune --store`, then by runs.
+    """Return the choices measured on this host for the graph of a store: by `mggcn tune --store`, then by runs.
 
-    A damaged file of runs counts as none, and the next run that finds something replaces it.
+    A damaged file of runs is ignored, and the next run that finds something replaces it.
     Raises: StoreError if the store's is damaged.
     """
     known: Choices = {}
@@ -54,9 +54,9 @@ def known_choices(store: Path, digest: str, host: Host) -> Choices:
 
 
 def read_choices(path: Path, host: Host) -> Choices:
-    """Return what was measured on this host; nothing if there is no file, or none of its tables is this host's.
+    """Return the choices measured on this host; none if there is no file, or it has no table of this host.
 
-    A file of another version is as good as none (`outdated`). Raises: StoreError if the file cannot be understood.
+    A file of another version is ignored (`outdated`). Raises: StoreError if the file cannot be understood.
     """
     return _choices(path, _tables(path), host)
 

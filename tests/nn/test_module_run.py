@@ -311,7 +311,7 @@ BROKEN: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
     (ConfigError, "train.class_weights belongs to the models", net, {"class_weights": "balanced"}),
     (ConfigError, "train.repeat, debug.prune belong to the models", net, {"repeat": 3, "prune": "off"}),
     (ConfigError, "unknown setting 'lrr'", net, {"lrr": 3}),
-    (ConfigError, "optimizer= says what lr would", net, {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "lr": 0.1}),
+    (ConfigError, "optimizer= takes the place of lr", net, {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "lr": 0.1}),
     (DivergedError, "the loss of epoch 1 is nan", net, {"loss": lambda s, y: focal(s, y) * torch.nan}),
 ]
 

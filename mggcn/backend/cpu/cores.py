@@ -57,7 +57,7 @@ def bind_beside_gpu(pci: str, threads: int, devices: Path = PCI_DEVICES) -> list
 
 
 def cores_beside(pci: str, devices: Path = PCI_DEVICES) -> list[int]:
-    """Return the cores of the memory node of a PCI device, such as 0000:1b:00.0; none if the system does not tell."""
+    """Return the cores of the memory node of a PCI device, such as 0000:1b:00.0; none if the system does not say."""
     try:
         node = int((devices / pci / "numa_node").read_text())
         return cores_in((devices / pci / "local_cpulist").read_text()) if node >= 0 else []

@@ -142,7 +142,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGather:
-    """Gathers of a CPU as plans predict them (`Gather`), of rows of numbers of `item` bytes.
+    """Predicted gathers of a CPU (a `Gather`), of rows of numbers of `item` bytes.
 
     Each product fetches ahead where that is faster.
     """

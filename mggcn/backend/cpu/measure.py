@@ -60,7 +60,7 @@ _TYPES: Final = {2: "bf16", 4: "fp32", 8: "fp64"}
 
 
 def measure(threads: int, isa: str, dense: tuple[str, ...], free_bytes: int) -> Figures:
-    """Measure this machine with so many threads. Cost: at most 0.3 s on two cores, an eighth of `free_bytes`.
+    """Measure this machine with this many threads. Cost: at most 0.3 s on two cores, an eighth of `free_bytes`.
 
     isa: instruction set of the sparse products; dense: those of the dense ones that may be chosen from. Where others leave
     the threads less than ENOUGH_SHARE of the time, what calls take is not the kernels': assumed figures are returned, once

@@ -41,7 +41,7 @@ def schedule_bytes(rows: int, nnz: int) -> int:
 
 
 def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: int, figures: Figures) -> int:
-    """Return the most bytes that a product works in, whichever variant is chosen.
+    """Return the most work space, in bytes, of a product, whichever variant is chosen.
 
     item, real: bytes of a stored number and of a sum. These are the sums of parts of hub rows, and either a packed panel,
     of as many bytes as are gathered from fast, or for each row where its next block begins.
@@ -52,7 +52,7 @@ def spmm_bytes(rows: int, columns: int, nnz: int, width: int, item: int, real: i
 
 
 def variant_bytes(matrix: MatrixTraits, width: int, item: int, choice: SpmmChoice) -> int:
-    """Return the most bytes that a product of numbers of `item` bytes works in by one variant."""
+    """Return the most work space, in bytes, of one variant of a product of numbers of `item` bytes."""
     sums = aligned(max_parts(matrix.nnz) * padded_columns(width) * real_bytes(item))
     return sums + aligned(matrix.columns * choice.panel * item) + (aligned(8 * matrix.rows) if choice.blocks > 1 else 0)
 
@@ -92,7 +92,7 @@ class GemmSizes:
 def gemm_sizes(
     rows: int, inner: int, cols: int, item: int, real: int, *, transposed: bool, tiles: bool = False
 ) -> GemmSizes:
-    """Return what a product (rows, inner) @ (inner, cols) works in; transposed: the left operand is stored so.
+    """Return the work space of a product (rows, inner) @ (inner, cols); transposed: the left operand is stored so.
 
     For every instruction set: those that multiply bfloat16 in pairs use half of what others widen to. tiles: AMX's.
     """
@@ -148,7 +148,7 @@ def copied_shape(rows: int, inner: int) -> tuple[int, int]:
 def gemm_bytes(
     rows: int, d: int, e: int, item: int, real: int, threads: int, variant: GemmVariant, *, tiles: bool = False
 ) -> int:
-    """Return the most bytes in which the products of a layer work; tiles: also by AMX.
+    """Return the most work space, in bytes, of the products of a layer; tiles: AMX's kernels may run, too.
 
     They are those of `rows` rows, or blocks of them, of widths d and e: forwards, and the gradients of weights and input.
     item, real: bytes of a stored number and of a sum.

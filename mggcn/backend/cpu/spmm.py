@@ -141,7 +141,7 @@ class CpuSpmm:
 
     @property
     def figures(self) -> Figures:
-        """What the model knows of this machine."""
+        """The measured figures of this machine, by which the model chooses."""
         return self._figures
 
     @property

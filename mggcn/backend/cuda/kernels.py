@@ -36,7 +36,7 @@ Function = Callable[..., None]
 
 
 class Module(Protocol):
-    """A compiled file of kernels, as cupy.cuda.function.Module is one."""
+    """A compiled file of kernels, such as cupy.cuda.function.Module."""
 
     def get_function(self, name: str) -> Function:
         """Return a kernel, to be called as f(grid, block, args, shared_mem=bytes)."""

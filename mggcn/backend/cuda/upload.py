@@ -26,7 +26,7 @@ Send = Callable[[Tensor, Tensor], Callable[[], object]]
 
 
 class Uploads:
-    """Copies of one rank to its device, in the order of the calls.
+    """Copies one rank's arrays to its device, in the order of the calls.
 
     pin: gives a pinned buffer of so many bytes; RuntimeError where the system has none, and copies then go without.
     """

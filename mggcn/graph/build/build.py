@@ -77,7 +77,7 @@ class Job(NamedTuple):
 
 
 def build(job: Job, staging: Staging, capacity: int | None = None, tell: Tell = silent) -> Adjacency:
-    """Return both adjacencies, whose arrays lie where `staging` puts them; the result does not depend on `capacity`.
+    """Build both adjacencies, whose arrays `staging` holds; the result does not depend on `capacity`.
 
     capacity: records of edges that are sorted at once, at least those of 2^s vertices with N <= 2^(s + 20); None: all.
     Interrupted at any place and called again with the same job and folder, it continues where it was.

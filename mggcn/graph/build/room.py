@@ -39,7 +39,7 @@ class BuildPlan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory in bytes, and a folder for what goes beyond it, None for memory alone."""
+    """Memory in bytes, and a folder for data that exceed it; None for memory alone."""
 
     folder: Path | None = None
     memory: int = 0
@@ -62,7 +62,7 @@ class Room:
         return replace(self, identity={**self.identity, **found})
 
     def for_list(self, path: Path, most: int, about: int) -> Staging:
-        """Return where the columns of a file lie, which take at most so many bytes, and about so many; 0: nobody knows.
+        """Return a place for the columns of a file, given the most bytes and about how many they take; 0: unknown.
 
         Raises: StoreError if the disk has too little space.
         """
@@ -74,7 +74,7 @@ class Room:
         return InFolder(self.folder / "list", {"file": fingerprint(path)})
 
     def for_rows(self, path: Path, nbytes: int) -> Staging:
-        """Return where the numbers of a table lie, which take at most so many bytes; a table is read again each time."""
+        """Return a place for the numbers of a table, given the most bytes they take; tables are read again each time."""
         if self.folder is None or nbytes * SHARE <= self.memory:
             return InMemory()
         return InFolder(self.folder / "table", {"file": fingerprint(path)})
@@ -134,9 +134,9 @@ def sort_bytes(job: Job) -> int:
 
 
 def fingerprint(path: Path) -> list[list[Any]]:
-    """Return name, size and times of change, of content and of entry, of a file or of all files of a folder.
+    """Return name, size, mtime and ctime of a file, or of all files of a folder.
 
-    `cp -p` and `touch` set the first time, nobody the second.
+    `cp -p` and `touch` can set the first time, nothing the second.
     """
     # Of a store the graph alone: readers and runs leave records there.
     names = ("meta.json", "*.npy") if (path / "meta.json").is_file() else ("**/*",)
@@ -148,7 +148,7 @@ def fingerprint(path: Path) -> list[list[Any]]:
 
 @contextlib.contextmanager
 def beside(store: Path) -> Iterator[Path]:
-    """Name the folder in which a store's graph is built, and keep other commands out of it.
+    """Yield the folder in which a store's graph is built, and keep other commands out of it.
 
     It is removed at the end, unless work can continue there later: after a signal or an error of the disk, and after a
     mistake of a command that found an earlier one's work. Raises: StoreError if another command works there, or it cannot

@@ -97,7 +97,7 @@ class _MemoryColumn:
 
 
 class InFolder:
-    """Columns as `.npy` files of a folder beside a manifest; the same work, started again there, continues."""
+    """Columns as `.npy` files in a folder with a manifest; the same work, started again there, continues."""
 
     def __init__(self, folder: Path, job: Mapping[str, Any]) -> None:
         """Open a folder for a job; what another job left there is removed.

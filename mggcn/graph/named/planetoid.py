@@ -43,7 +43,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_planetoid(folder: Path) -> dict[str, Any]:
-    """Return the arguments of `from_arrays` that the files `ind.NAME.x`, ... of a folder hold, those that were published.
+    """Return the arguments of `from_arrays` from the published files `ind.NAME.x`, ... of a folder.
 
     Edges come once for each direction that is listed, without duplicates and loops. Vertices of citeseer that no file
     describes have features of zero and no label. Splits are the public ones: 20 a class, 500 and those of test.index.

@@ -40,7 +40,7 @@ def edges_of_rows(table: FileRows) -> Edges:
 
 
 def read_raw(path: Path) -> Edges:
-    """Return the edges of a file of pairs (RAW). Raises: GraphError if its size is no whole number of pairs."""
+    """Return the edges of a file of pairs (RAW). Raises: GraphError if it ends within a pair."""
     dtype, size = RAW[path.suffix.lower()], path.stat().st_size
     if size % (2 * dtype.itemsize):
         raise GraphError(

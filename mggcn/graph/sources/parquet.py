@@ -90,7 +90,7 @@ def _numbered(path: Path, name: str, array: Array, numbering: Numbering) -> Arra
 
 
 def read_parquet_features(path: Path, ids: Any = None) -> tuple[npt.NDArray[np.float32], list[str]]:
-    """Return all columns as float32 [N, D], in their order, and what there is to say of others.
+    """Return all columns as float32 [N, D], in their order, and remarks on columns left out.
 
     A column that names the rows is left out if it names them in the order of the vertices, by `ids` (N,) or as 0, 1, ....
     Cost: 4 N D bytes and a batch. Raises: GraphError as above, for rows in another order, and for labels and splits.

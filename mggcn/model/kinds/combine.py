@@ -36,7 +36,7 @@ class Own(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class Padded(PlainKind):
-    """out = the operand's rows, and zeros for the others of a larger row set."""
+    """out = the operand's rows, and zeros for the remaining rows of a larger row set."""
 
     sources: RowSet
 

@@ -59,7 +59,7 @@ def summed_weights(rows: int, cols: int, added: str) -> dict[str, Scratch]:
 
 
 def weights_of(rt: Runtime, op: Op, weight: str, added: str) -> Tensor:
-    """Return a matrix of weights as products read it, or its sum with a second one."""
+    """Return a weight matrix in the type that products read, or its sum with a second one."""
     if not added:
         return rt.operand(weight)
     import torch

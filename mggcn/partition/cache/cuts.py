@@ -88,7 +88,7 @@ def kept_in(graph: Graph, name: str) -> Path | None:
 
 
 def is_kept(graph: Graph, name: str) -> bool:
-    """Return whether a cut lies beside the graph's store, or in the user's cache folder."""
+    """Return whether a cut is saved beside the graph's store, or in the user's cache folder."""
     store = store_folder(graph)
     folders = [] if store is None else [cuts_folder(store), users_cuts(graph)]
     return any((folder / name).exists() for folder in folders)
@@ -98,7 +98,7 @@ def find_or_make_cut(graph: Graph, settings: LibraSettings, folder: Path, force:
     """Return Libra's cut saved in `folder`, a store's `cuts_folder`; if there is none, or by force, make and save it.
 
     Cost: the digest of every file of the cut, or that of `libra` and of writing it.
-    Raises: StoreError if the kept cut is damaged or belongs to another graph, or if it cannot be written.
+    Raises: StoreError if the saved cut is damaged or belongs to another graph, or if it cannot be written.
     """
     target, described = folder / settings.name, {"kind": "libra", **dataclasses.asdict(settings)}
     if graph.num_relations:
@@ -136,8 +136,8 @@ def find_or_make_locality(
 ) -> StoredLocality:
     """Return the order by locality saved in `folder`, or compute and save it there.
 
-    force: compute it even if one is kept. Cost: reading 6 N bytes and their digest; if it must be computed, that of
-    `locality` and of writing 6 N bytes. Raises: StoreError if the kept one is damaged.
+    force: compute it even if one is saved. Cost: reading 6 N bytes and their digest; if it must be computed, that of
+    `locality` and of writing 6 N bytes. Raises: StoreError if the saved one is damaged.
     """
     target, described = folder / settings.name, {"kind": "locality", **dataclasses.asdict(settings)}
     if target.exists() and not force:

@@ -143,9 +143,7 @@ class CutStats:
 
 @dataclass(frozen=True)
 class CutPartition:
-    """A vertex cut as rows of ranks; `bins`: number of bins over which the split vertices of each root are spread in
-    turn.
-    """
+    """A vertex cut as a partition of rows; `bins`: over how many bins each root's split vertices are dealt in turn."""
 
     cut: VertexCut
     bins: int = 1

@@ -89,7 +89,7 @@ class RowStats:
 
 @dataclass(frozen=True, slots=True)
 class RowPartition:
-    """Every vertex lies on one rank."""
+    """A partition in which every vertex is on one rank."""
 
     owners: Assignment
     kind: Literal["rows"] = "rows"

@@ -55,7 +55,7 @@ class RequiredRows:
 
 
 def worth_pruning(kept: int, total: int) -> bool:
-    """Return whether an aggregation of `kept` nonzeros rather than all is worth matrices of its own."""
+    """Return whether aggregating only `kept` nonzeros saves enough to be worth separate matrices."""
     return kept <= (1 - LEAST_SAVED) * total
 
 

@@ -62,7 +62,7 @@ def check_tile_nnz(nnz: int, ranks: int) -> None:
 def sweep_arguments(
     chunk: Chunk, owners: Assignment, rank: int, self_loops: bool, only: RowColumnMask = EVERYTHING
 ) -> native.SweepArgs:
-    """Return a chunk as kernels take it; the arrays of all arguments must live as long."""
+    """Return a chunk as arguments for kernels; they point into its arrays, which must live as long."""
     return native.SweepArgs(
         chunk.indptr.ctypes.data,
         chunk.indices.ctypes.data,
