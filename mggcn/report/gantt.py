@@ -189,4 +189,5 @@ def _legend(axes: Any, present: set[str], staged: bool) -> None:
 
 def _duration(seconds: float) -> str:
     factor, name = _Scale(0.0, seconds).unit
-    return f"{seconds * factor:.3g} {name}"
+    number = seconds * factor
+    return f"{number:,.0f} {name}" if number >= 1000 else f"{number:.3g} {name}"

@@ -66,6 +66,14 @@ def test_an_epoch_shows_every_stretch_once(ranks: int, drawn: Callable[..., Any]
     assert high >= max(end for _, _, end, _ in bars(axes))
 
 
+def test_a_long_epoch_is_a_plain_number(drawn: Callable[..., Any]) -> None:
+    """Fails if the milliseconds of an epoch of more than a second have an exponent."""
+    made = Made(0)
+    made.epoch(1, 0, 1880)
+    made.add("compute", 0, 10, "spmm", epoch=1, step="aggregate 1")
+    assert drawn(gantt, gantt.draw_epoch, timeline_of([made])).axes[0].get_title(loc="left") == "epoch 1: 1,880 ms"
+
+
 def test_stages_are_numbered(drawn: Callable[..., Any]) -> None:
     """Fails if the picture is of another step than the longest, or a number is not the stage of its bar."""
     timeline = timeline_of(staged_run(4))
