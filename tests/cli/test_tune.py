@@ -202,7 +202,7 @@ def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]
     for option in (run[:2], run[2:4], run[4:6], run[6:8], run[8:]):
         said = refused(capsys, "tune", *option)
-        assert f"{option[0]}: settings of a run" in said
+        assert f"{option[0]} belong to a run" in said
         assert "name it with --store" in said
     assert "--root, --config, --set, --width, --epochs: settings" in refused(capsys, "tune", *run)
     blocked = tmp_path / "file"

@@ -77,8 +77,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "both": ({"edges": DIRECTED, "adj": sp.csr_array(MATRIX)}, "either edges"),
     "rectangular": ({"adj": sp.csr_array(MATRIX[:3])}, "square"),
     "dense": ({"adj": MATRIX}, "square SciPy matrix"),
-    "bad triple": ({"adj": ([0, 2], [0, 1])}, "no CSR matrix"),
-    "decreasing triple": ({"adj": ([0, 2, 1], [0, 1])}, "no CSR matrix"),
+    "bad triple": ({"adj": ([0, 2], [0, 1])}, "not a CSR matrix"),
+    "decreasing triple": ({"adj": ([0, 2, 1], [0, 1])}, "not a CSR matrix"),
     "negative id": ({"edges": -DIRECTED}, "vertex ids must lie"),
     "NaN": ({"edges": DIRECTED, "features": np.full((4, 1), np.nan)}, "NaN"),
     "too large": (

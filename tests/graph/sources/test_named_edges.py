@@ -97,7 +97,7 @@ BAD = {
     "three fields": ("a,b\nb,c,1\n", "line 2: expected two names as in the first edge"),
     "one field": ("a b\nb\n", "line 2"),
     "empty": ("a,b\n,c\n", "line 2"),
-    "text behind a quote": ('a,b\n"a"b,c\n', "line 2.*behind a closing quote"),
+    "text behind a quote": ('a,b\n"a"b,c\n', "line 2.*after a closing quote"),
     "a quote that stays open": ('a,b\n"a,c\nb,c\n', "line 2: a double quote is not closed"),
     "an empty name in quotes": ('a,b\n"",c\n', "line 2: expected two names"),
     "an index between tabs": ("a\tb\n\tb\n", "line 2: expected two names"),

@@ -172,8 +172,8 @@ def test_hostile_archives_are_refused(tmp_path: Path) -> None:
         "pickled": "labels is pickled",
         "other": "holds a;",
         "incomplete": "expected the key indices",
-        "range": "vertex ids|no CSR matrix",
-        "offsets": "no CSR matrix",
+        "range": "vertex ids|not a CSR matrix",
+        "offsets": "not a CSR matrix",
     }
     for path in sorted(tmp_path.glob("*.npz")):
         with pytest.raises(GraphError, match=messages.get(path.stem, f"{path.stem}.npz is not a valid")):
