@@ -204,7 +204,7 @@ def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         said = refused(capsys, "tune", *option)
         assert f"{option[0]} belong to a run" in said
         assert "name it with --store" in said
-    assert "--root, --config, --set, --width, --epochs: settings" in refused(capsys, "tune", *run)
+    assert "--root, --config, --set, --width, --epochs belong to a run" in refused(capsys, "tune", *run)
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert "cannot be written to" in refused(capsys, "tune", "--out", blocked / "machine.toml")

@@ -63,7 +63,8 @@ def obtain(dataset: Dataset, folder: Path, say: Say = _print) -> Path:
     store, files = folder / dataset.name, folder / dataset.files
     if is_store(store):
         return store
-    with _alone(folder / f".{dataset.name}.lock", lambda: say(f"{dataset.name}: another process makes it; waiting")):
+    lock = folder / f".{dataset.name}.lock"
+    with _alone(lock, lambda: say(f"{dataset.name}: waiting for another process that makes it")):
         if is_store(store):
             return store
         if fetched := not os.path.lexists(files):

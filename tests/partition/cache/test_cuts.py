@@ -362,7 +362,7 @@ def test_parts_of_edges_are_checked_as_they_are_read(tmp_path: Path) -> None:
 
     tiles()
     forge(made.folder, "edge_part", put(3, 5))
-    with pytest.raises(StoreError, match=r"names part 5 for an edge, of 5 parts; .* --force"):
+    with pytest.raises(StoreError, match=r"names part 5 for an edge, but has 5 parts; .* --force"):
         tiles()
     with pytest.raises(StoreError, match="names part 5 for an edge"):
         cut_stats(graph, CutPartition(find_or_make_cut(graph, SETTINGS, folder).cut), self_loops=True)
