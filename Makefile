@@ -53,7 +53,7 @@ wheel: $(VENV)/wheel-installed
 # CPU kernels with AddressSanitizer and UndefinedBehaviorSanitizer under their tests: minutes to build, then some times as long.
 .PHONY: sanitize
 sanitize: $(VENV)/test-installed
-	$(BIN)/python -m tests.sanitized tests/backend tests/partition tests/graph/sources/test_edge_list.py tests/graph/sources/test_matrix_market.py -q
+	$(BIN)/python -m tests.sanitized tests/backend tests/partition tests/blocks tests/graph/sources/test_edge_list.py tests/graph/sources/test_matrix_market.py -q
 
 # Changed stores, sources, settings and checkpoints: make fuzz MINUTES=30. Then every byte of headers and meta.json, and thousands of bits.
 MINUTES ?= 5

@@ -1,0 +1,218 @@
+"""The neighbour sampler: from seeds to the rows and edges of a batch, on one thread of the host.
+
+Every draw is named by (seed, step, hop, vertex): neither other seeds, nor threads or ranks change what a vertex draws.
+N vertices of the graph, T targets, S sources, E edges of a hop. Hops count from the seeds outwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn import native
+from mggcn.blocks.draws import Draws
+from mggcn.blocks.slot import SampleArgs, Slot
+from mggcn.errors import ConfigError, GraphError, PlanError
+from mggcn.graph.csr import CSR
+
+
+class BatchTooLargeError(PlanError):
+    """A batch has more rows or edges than its slot has room for: half of its seeds may fit.
+
+    hop: of which hop; what: "seeds", "sources" or "edges"; capacity: how many were planned.
+    """
+
+    def __init__(self, hop: int, what: str, capacity: int) -> None:
+        super().__init__(hop, what, capacity)
+        self.hop, self.what, self.capacity = hop, what, capacity
+
+    def __str__(self) -> str:
+        return (
+            f"hop {self.hop} of a batch has more than the {self.capacity} {self.what} that were planned; "
+            "draw half of its seeds at a time or plan more"
+        )
+
+
+class _Mode(IntEnum):
+    """`Mode` of cpu/sample_rows.h."""
+
+    UNIFORM, REPLACE, WEIGHT, LABOR, LABOR_ONE = range(5)
+
+
+class _Status(IntEnum):
+    """`Status` of cpu/frontier.h."""
+
+    DONE, SOURCES, EDGES, SEED, TWICE, POINTERS, COLUMN, WEIGHT, TYPE = range(9)
+
+
+class Transposed(NamedTuple):
+    """The out-edges of each source: indptr_t int64 (S + 1,), indices_t int32 (E,), targets, ascending in a row.
+
+    order int32 (E,): the place of each entry among those of the hop.
+    """
+
+    indptr_t: npt.NDArray[np.int64]
+    indices_t: npt.NDArray[np.int32]
+    order: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnHop:
+    """The drawn in-edges of each target, in the order of the graph's: views of the slot.
+
+    indptr int64 (T + 1,); indices int32 (E,), places among the sources; values float32 (E,): counts with replacement, one
+    over the chance to be drawn for LABOR, else None; places int64 (E,): of the edge among the graph's, -1 for an own entry
+    that the graph lacks; None unless the slot's plan asks for it. transposed: None unless the plan asks for it.
+    """
+
+    indptr: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int32]
+    values: npt.NDArray[np.float32] | None
+    places: npt.NDArray[np.int64] | None
+    transposed: Transposed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A batch, in the memory of its slot. The rows of every level are the first of `ids`, int64.
+
+    sizes: number of seeds, then of the sources of each hop; hops: the one at the seeds first.
+    """
+
+    ids: npt.NDArray[np.int64]
+    sizes: tuple[int, ...]
+    hops: tuple[DrawnHop, ...]
+
+
+def edge_keys(targets: npt.NDArray[np.int64], sources: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return pairs of vertices as `Sampler.draw` takes edges to be left out: target 2^32 + source, ascending."""
+    return np.sort(targets.astype(np.int64) << 32 | sources.astype(np.int64))
+
+
+class Sampler:
+    """Draws batches from a graph's in-edges, which it reads in place. Threads may draw at once, each into its own slot.
+
+    adj_t: row v has the in-neighbours of v. self_loops: every row has one entry of its own, the stored one if there is
+    any, which is never drawn nor counted in the fan-out. Raises: ConfigError if edges lack the weights or types that are
+    drawn by.
+    """
+
+    def __init__(self, adj_t: CSR, draws: Draws, *, self_loops: bool = False) -> None:
+        self.draws, self.self_loops, self.num_vertices = draws, self_loops, adj_t.num_rows
+        self._indptr, self._indices = adj_t.indptr.array(), adj_t.indices.array()
+        self._weights = None if adj_t.values is None or draws.by != "weight" else adj_t.values.array()
+        by_type = any(isinstance(fanout, tuple) for fanout in draws.fanouts)
+        self._types = None if adj_t.types is None or not by_type else adj_t.types.array()
+        if draws.by == "weight" and self._weights is None:
+            raise ConfigError("drawing by weight needs a graph with weights, and this one has none; draw uniformly")
+        if by_type and self._types is None:
+            raise ConfigError(
+                "fan-outs by type need a graph with types of edges, and this one has none; give one number"
+            )
+
+    def draw(
+        self,
+        slot: Slot,
+        seeds: npt.NDArray[np.int64],
+        seed: int,
+        step: int,
+        left_out: npt.NDArray[np.int64] | None = None,
+    ) -> Drawn:
+        """Draw the batch of these seeds, distinct vertices, into a slot whose plan has the same draws; seed, step < 2^32.
+
+        left_out: `edge_keys` of edges that are never drawn, whatever their type.
+        Cost: a line or two of memory an edge, and for LABOR, weights and types a pass over the targets' rows; no allocation
+        but of views. Raises: BatchTooLargeError; ConfigError for seeds that are no vertices or repeat, or keys that do not
+        ascend; GraphError for a graph that is damaged, or has a weight that is negative or not finite.
+        """
+        plan, frontier = slot.plan, slot.frontier
+        if plan.draws != self.draws or plan.num_vertices != self.num_vertices:
+            raise ConfigError("the slot was planned for other draws or another graph; make one from this sampler's")
+        if seeds.size > plan.capacities[0].targets:
+            raise BatchTooLargeError(0, "seeds", plan.capacities[0].targets)
+        if left_out is not None and (np.diff(left_out) < 0).any():
+            raise ConfigError(
+                "edges to be left out must ascend by target, then by source; make their keys with edge_keys"
+            )
+        seeds = np.ascontiguousarray(seeds, np.int64)
+        keys = None if left_out is None else np.ascontiguousarray(left_out, np.int64)
+        native.kernel("mggcn_sample_seeds")(ctypes.byref(frontier), seeds.ctypes.data, seeds.size)
+        if frontier.status != _Status.DONE:
+            self._refuse_seed(int(seeds[frontier.at]), frontier.status)
+        sizes, hops = [seeds.size], list[DrawnHop]()
+        for hop, args in enumerate(slot.hops):
+            self._aim(args, hop, keys)
+            args.seed, args.step, args.rows = seed, step, sizes[-1]
+            native.kernel("mggcn_sample_hop")(ctypes.byref(args))
+            if args.status != _Status.DONE:
+                self._refuse(hop, args)
+            if plan.is_transposed(hop):
+                native.kernel("mggcn_sample_transpose")(ctypes.byref(args))
+            hops.append(_views(slot, hop, args))
+            sizes.append(args.sources)
+        return Drawn(slot.arrays["ids"][: sizes[-1]], tuple(sizes), tuple(hops))
+
+    def _aim(self, args: SampleArgs, hop: int, left_out: npt.NDArray[np.int64] | None) -> None:
+        """Give a hop what it reads."""
+        args.indptr, args.indices = self._indptr.ctypes.data, self._indices.ctypes.data
+        args.num_edges = self._indices.shape[0]
+        args.weights = None if self._weights is None else self._weights.ctypes.data
+        types = self._types if isinstance(self.draws.fanouts[hop], tuple) else None
+        args.types8 = None if types is None or types.itemsize != 1 else types.ctypes.data
+        args.types16 = None if types is None or types.itemsize != 2 else types.ctypes.data
+        args.left_out = None if left_out is None else left_out.ctypes.data
+        args.num_left_out = 0 if left_out is None else left_out.size
+        args.self_loops = self.self_loops
+        args.mode = _Mode.REPLACE if self.draws.replace else _Mode[self.draws.by.replace("-", "_").upper()]
+
+    def _refuse_seed(self, vertex: int, status: int) -> NoReturn:
+        """Say which seed cannot be."""
+        if status == _Status.TWICE:
+            raise ConfigError(f"vertex {vertex} is twice among the seeds of a batch; give each vertex once")
+        raise ConfigError(f"seeds must be vertices 0 .. {self.num_vertices - 1}, got {vertex}")
+
+    def _refuse(self, hop: int, args: SampleArgs) -> NoReturn:
+        """Say why a hop ended early."""
+        at = args.at
+        match args.status:
+            case _Status.SOURCES:
+                raise BatchTooLargeError(hop, "sources", args.max_sources)
+            case _Status.EDGES:
+                raise BatchTooLargeError(hop, "edges", args.max_edges)
+            case _Status.WEIGHT:
+                raise GraphError(
+                    f"weights that edges are drawn by must be finite and not negative, edge {at} of adj_t is not"
+                )
+            case _Status.TYPE:
+                raise GraphError(
+                    f"edge {at} of adj_t has a type without a fan-out, of {args.num_types}; give one for each type of edge"
+                )
+            case _Status.POINTERS:
+                what = f"row pointers of vertex {at} must ascend within the {args.num_edges} stored entries and do not"
+            case _:
+                what = f"column ids must lie in [0, {self.num_vertices}), one is {ctypes.c_int32(at).value}"
+        raise GraphError(f"{what}; the matrix is damaged: copy or prepare it again")
+
+
+def _views(slot: Slot, hop: int, args: SampleArgs) -> DrawnHop:
+    """Return a hop's arrays, cut to its size."""
+
+    def cut(name: str, count: int) -> npt.NDArray[Any]:
+        return slot.arrays[f"{name}{hop}"][:count]
+
+    edges, plan = args.edges, slot.plan
+    transposed = None
+    if plan.is_transposed(hop):
+        transposed = Transposed(cut("indptr_t", args.sources + 1), cut("indices_t", edges), cut("order", edges))
+    return DrawnHop(
+        indptr=cut("indptr", args.rows + 1),
+        indices=cut("indices", edges),
+        values=cut("values", edges) if plan.draws.has_values else None,
+        places=cut("places", edges) if plan.places else None,
+        transposed=transposed,
+    )
