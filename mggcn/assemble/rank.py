@@ -122,7 +122,7 @@ def make_rank(
     choices: measured variants of sparse products. tuning: times the variants of all other products in the coming
     epochs, over the same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
     feed: makes the steps of an epoch over the blocks for which the plan was made; by default one, over the whole graph.
-    Raises: GraphError, BackendError.
+    Raises: GraphError, BackendError, PlanError.
     """
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
@@ -147,7 +147,7 @@ def make_rank(
         runtime.run(runtime.programs["setup"])
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
-        watch = Timeline(plan, comm, folder)
+        watch = Timeline(plan, comm, folder, 1 if feed is None else feed.num_steps)
         runtime.annotate = counted.annotate = record_function
     if tuning is not None and exploration is not None:
         # Trials are timed around whatever watches the epochs, so that it sees them too.

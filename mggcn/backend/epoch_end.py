@@ -1,6 +1,7 @@
-"""The end of a training epoch, once gradients are summed: one step of all weights, and the epoch's records.
+"""The end of a training step, once gradients are summed: the weights move, and the step is recorded.
 
-W weights in one flat tensor, S matrices and vectors among them, K signals, a window of E epochs.
+An epoch of the whole graph is one step. W weights in one flat tensor, S matrices and vectors among them, K signals, a
+window of E steps.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The records of an epoch: everything except weights that its end reads and writes.
+    """The records of a step: everything except weights that its end reads and writes. Steps count over all epochs.
 
-    clock int64 (2,): seed and epoch; rates float64 (E,): learning rates; signals float64 (K,): those of the epoch, summed
-    over ranks; history float64 (E, K): those of the last E epochs, epoch e in row e % E, as its rate is rates[e % E];
-    own float64 (K,): what the next epoch's start from; halted int64 (1,): 0, or, once the loss or a gradient was not
-    finite, one more than the epoch; weights then stay as they were before it, and STOP of its row and of those after it
+    clock int64 (2,): seed and step; rates float64 (E,): learning rates; signals float64 (K,): those of the step, summed
+    over ranks; history float64 (E, K): those of the last E steps, step e in row e % E, as its rate is rates[e % E];
+    own float64 (K,): what the next step's start from; halted int64 (1,): 0, or, once the loss or a gradient was not
+    finite, one more than the step; weights then stay as they were before it, and STOP of its row and of those after it
     is NaN, until halted is 0 again.
     """
 

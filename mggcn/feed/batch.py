@@ -78,8 +78,8 @@ class Feed(Protocol):
         """Steps of an epoch."""
         ...
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch, from 0; the same ones each time."""
+    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from step `first` on, both from 0; the same ones each time."""
         ...
 
 
@@ -89,6 +89,6 @@ class WholeGraph:
     stack: Stack | None = None
     num_steps = 1
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         """Yield one empty batch: the whole graph is loaded already."""
         yield Batch()

@@ -44,6 +44,7 @@ class ModuleEngine:
     """Trains a copy of a user's module; it implements `Engine` of train/loop.py."""
 
     queue_s: float = 0.0
+    steps: int = 1
 
     def __init__(self, recipe: Recipe, part: PartitionedGraph) -> None:
         self._recipe = recipe
@@ -80,9 +81,9 @@ class ModuleEngine:
             return self._part.split(name, data.split)
         return torch.zeros_like(self._part.owned)
 
-    def start(self, seed: int, epoch: int, rate: float | None) -> None:
+    def start(self, seed: int, step: int, rate: float | None) -> None:
         self._seed, self._plateau = seed, rate
-        self._schedule.start(epoch)
+        self._schedule.start(step)
 
     def set_rate(self, rate: float | None) -> None:
         self._plateau = rate
@@ -93,8 +94,8 @@ class ModuleEngine:
     def set_signals(self, stop: float, seconds: float) -> None:
         self._signals = [stop, seconds]
 
-    def window_end(self, epoch: int) -> int:
-        return epoch + 1
+    def window_end(self, step: int) -> int:
+        return step + 1
 
     def advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
         return np.stack([self._step(epoch) for epoch in range(first, last)])
@@ -225,7 +226,7 @@ class ModuleEngine:
     def _parameters(self) -> list[Tensor]:
         return list(itertools.chain.from_iterable(group["params"] for group in self._optimizer.param_groups))
 
-    def remedy(self, epoch: int) -> str:
+    def remedy(self, step: int) -> str:
         return f"the learning rate (now {self._rate}) or check the features for huge values"
 
     def barrier(self) -> None:

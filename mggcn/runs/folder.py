@@ -127,8 +127,9 @@ def continued(folder: Path, config: Config, changes: Mapping[str, Any]) -> Confi
         raise ConfigError(
             f"{folder} repeats its run, and all repeats need the same settings; leave train.epochs and others as they are"
         )
-    if after.epochs < done:
-        raise ConfigError(f"{folder} has trained {done} epochs already, got train.epochs {after.epochs}")
+    progress = _saved_progress(folder)
+    if after.epochs < done + bool(progress and progress.step):
+        raise ConfigError(f"{folder} has trained {saved_text(folder, config)} already, got train.epochs {after.epochs}")
     if is_complete(folder):
         _require_more(folder, before, after, done)
     if any(name in changes for name in SCHEDULE):
@@ -161,18 +162,25 @@ def epochs_done(folder: Path, config: Config) -> int:
     return begun + sum(int(run["epochs"]) for run in progress.finished)
 
 
+def saved_text(folder: Path, config: Config) -> str:
+    """Say what a resumed run does not train again: "3 epochs", or "3 epochs and 20 steps"; "" for nothing."""
+    done, progress = epochs_done(folder, config), _saved_progress(folder)
+    step = progress.step if progress else 0
+    return f"{done} epochs" + (f" and {step} steps" if step else "") if done or step else ""
+
+
 @contextlib.contextmanager
 def naming_checkpoint(folder: Path, way: str | None = "") -> Iterator[None]:
-    """Add to a CommError how many epochs are saved, and the `way` to continue: "" for the command, None for no hint."""
+    """Add to a CommError how much is saved, and the `way` to continue: "" for the command, None for no hint."""
     try:
         yield
     except CommError as error:
-        done = 0
+        done = ""
         with contextlib.suppress(MggcnError):  # the first error is the one to tell
-            done = 0 if way is None else epochs_done(folder, read_run(folder)[0])
+            done = "" if way is None else saved_text(folder, read_run(folder)[0])
         if done:
             way = way or f"mggcn train --resume {printable(shlex.quote(str(folder)))}"
-            raise CommError(f"{error}; {done} epochs are saved, continue with: {way}") from error
+            raise CommError(f"{error}; {done} are saved, continue with: {way}") from error
         raise
 
 

@@ -47,11 +47,16 @@ class RunStatus:
     """Number of the repeat, from 0."""
     repeat: int
     epoch: int
+    step: int
+    """Steps done of the next epoch."""
+    steps: int
+    """Steps of an epoch."""
     epochs: int
     epoch_s: float | None
     left_s: float | None
     planned_bytes: int
     checkpoint_epoch: int | None
+    checkpoint_step: int | None
     checkpoint_age_s: float | None
     last: dict[str, Any] | None
     """The last row of the history."""
@@ -78,24 +83,28 @@ def status_of(folder: Path) -> RunStatus:
     config, plan, _ = read_run(folder)
     pulses = read_pulses(folder, config.run.ranks)
     ranks = tuple(_rank_status(pulse) for pulse in pulses)
-    checkpoint, age = _checkpoint(folder)
+    checkpoint, within, age = _checkpoint(folder)
     first = pulses[0] if pulses else Pulse(rank=0, state="not begun", epochs=config.train.epochs)
     state = "complete" if is_complete(folder) else _state(first, ranks)
     epochs, repeat = config.train.epochs, config.train.repeat
     last = _last_row(folder)
     epoch = first.epoch if state in ("set-up", "training") or last is None else int(last["epoch"])
-    left = epochs * (repeat - first.run) - epoch
+    step = first.step if epoch == first.epoch and state != "complete" else 0
+    left = epochs * (repeat - first.run) - epoch - step / first.steps
     return RunStatus(
         folder=folder,
         state=state,
         run=first.run,
         repeat=repeat,
         epoch=epoch,
+        step=step,
+        steps=first.steps,
         epochs=epochs,
         epoch_s=first.epoch_s,
         left_s=left * first.epoch_s if first.epoch_s is not None and state == "training" else None,
         planned_bytes=_planned_bytes(plan, config.run.transport == "threads"),
         checkpoint_epoch=checkpoint,
+        checkpoint_step=within,
         checkpoint_age_s=age,
         last=last,
         ranks=ranks,
@@ -138,17 +147,18 @@ def _state(first: Pulse, ranks: tuple[RankStatus, ...]) -> str:
     return next((state for state in ("stopped", "silent") if state in states), first.state)
 
 
-def _checkpoint(folder: Path) -> tuple[int | None, float | None]:
-    """Return epochs and age of the latest checkpoint, None without one that can be read."""
+def _checkpoint(folder: Path) -> tuple[int | None, int | None, float | None]:
+    """Return epochs, steps of the next one, and age of the latest checkpoint, None without one that can be read."""
     marker = folder / "checkpoints" / "latest"
     try:
         name = read_text(marker, LARGEST_MARKER).split()[0]
-        epoch = read_object(marker.parent / name / "progress.json")["epoch"]
-        if type(epoch) is not int:
-            raise TypeError("expected a whole number")
-        return epoch, max(time.time() - marker.stat().st_mtime, 0.0)
+        saved = read_object(marker.parent / name / "progress.json")
+        epoch, step = saved["epoch"], saved.get("step", 0)
+        if type(epoch) is not int or type(step) is not int:
+            raise TypeError("expected whole numbers")
+        return epoch, step, max(time.time() - marker.stat().st_mtime, 0.0)
     except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return None, None
+        return None, None, None
 
 
 def _last_row(folder: Path) -> dict[str, Any] | None:
@@ -174,6 +184,8 @@ def line_of(run: RunStatus) -> str:
     if run.repeat > 1:
         parts.append(f"run {run.run + 1} of {run.repeat}")
     parts.append(f"epoch {run.epoch} of {run.epochs}")
+    if run.steps > 1:
+        parts.append(f"step {run.step} of {run.steps}")
     if run.epoch_s is not None and run.state == "training":
         parts.append(f"{run.epoch_s:.3g} s per epoch")
     if run.left_s is not None:
@@ -185,8 +197,9 @@ def line_of(run: RunStatus) -> str:
 
 def details_of(run: RunStatus) -> list[str]:
     """Describe one run in more lines: its checkpoint and its ranks."""
+    within = f", step {run.checkpoint_step}" if run.checkpoint_step else ""
     saved = (
-        f"last checkpoint: epoch {run.checkpoint_epoch}, {duration(run.checkpoint_age_s)} ago"
+        f"last checkpoint: epoch {run.checkpoint_epoch}{within}, {duration(run.checkpoint_age_s)} ago"
         if run.checkpoint_age_s is not None
         else "no checkpoint yet"
     )

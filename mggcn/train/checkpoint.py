@@ -60,8 +60,18 @@ class Progress:
     """Lines of history.jsonl that belong to it."""
     finished: list[dict[str, Any]] = field(default_factory=list)
     """Results of the repeats that are complete."""
+    step: int = 0
+    """Steps done of the next epoch; 0 where an epoch has one."""
+    steps: int = 1
+    """Steps of an epoch."""
+    loss_sum: float = 0.0
+    """Sum of the losses of the steps done of the next epoch, in their order."""
+    seconds: float = 0.0
+    """Seconds of these steps."""
 
 
+WITHIN = ("step", "steps", "loss_sum", "seconds")
+"""Fields that only checkpoints of runs with several steps an epoch hold: earlier versions read the others."""
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -139,7 +149,8 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
     parts: "weights", "best", "optimizer" (named tensors, empty ones are left out); the staged states of all ranks become
     parts "rank-<r>". A full disk or a crash leaves the last checkpoint as it was. Raises: RunError if it fails.
     """
-    name = _free_name(folder, f"run-{progress.run:03d}-epoch-{progress.epoch:06d}")
+    within = f"-step-{progress.step:06d}" if progress.step else ""
+    name = _free_name(folder, f"run-{progress.run:03d}-epoch-{progress.epoch:06d}{within}")
     final, temporary = folder / name, folder / f".{name}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +164,8 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
             file.rename(temporary / file.name)
         names = sorted([*filled, *(file.stem for file in staged)])
         digests = {part: _sha256(temporary / f"{part}.safetensors") for part in names}
-        fields = {f: getattr(progress, f) for f in Progress.__dataclass_fields__} | {"parts": digests}
+        saved = [f for f in Progress.__dataclass_fields__ if progress.steps > 1 or f not in WITHIN]
+        fields = {f: getattr(progress, f) for f in saved} | {"parts": digests}
         write_text(temporary / "progress.json", json.dumps(fields, indent=1), durable=False)
         for path in (*temporary.iterdir(), temporary):
             _sync(path)
@@ -211,11 +223,15 @@ def read_progress(folder: Path) -> tuple[Progress, Path, dict[str, str | None]] 
 
 def _checked(progress: Progress) -> Progress:
     """Refuse values of other types: files of earlier versions have no digest. Raises: TypeError."""
-    numbers = (progress.run, progress.epoch, progress.waited, progress.stalled, progress.history_lines)
+    numbers = (progress.run, progress.epoch, progress.waited, progress.stalled, progress.history_lines, progress.step)
     if any(type(number) is not int or number < 0 for number in numbers):
         raise TypeError("expected whole numbers as its counts")
+    if type(progress.steps) is not int or progress.step >= progress.steps:
+        raise TypeError("expected an epoch to have more steps than are done of it")
     if any(not isinstance(value, int | float | None) for value in (progress.rate, progress.peak)):
         raise TypeError("rate and peak must be numbers")
+    if any(type(value) not in (int, float) for value in (progress.loss_sum, progress.seconds)):
+        raise TypeError("losses and seconds must be numbers")
     scored = [run.get(name) for run in progress.finished for name in ("best", "final")]
     for scores in (progress.best, progress.last, *scored):
         if scores is not None and (

@@ -1,13 +1,13 @@
 """Training steps that run on the device alone: program, sums over ranks, optimiser, loss history, clock.
 
 Nothing here looks at a result, so that a device may record the work once and repeat it by itself; seed and epoch,
-learning rates and losses of a window of epochs lie on the device. An epoch's signals start from this rank's own
-(Books.own), which the end of the previous epoch copies there.
+learning rates and losses of a window of steps lie on the device. A step's signals start from this rank's own
+(Books.own), which the end of the previous step copies there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +30,12 @@ from mggcn.train.timeline import Watch
 __all__ = ["LOSS", "SECONDS", "STOP", "WINDOW", "Repeated", "TrainingEpoch"]
 
 WINDOW = 4096
-"""Epochs whose learning rates and signals a device holds, 128 KiB: a run's records do not grow with its epochs."""
+"""Steps whose learning rates and signals a device holds, 128 KiB: a run's records do not grow with its epochs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class _Work:
-    """The work of a device in an epoch. It does not refer to its repeater, so no cycle keeps a finished run's memory
+    """The work of a device in a step. It does not refer to its repeater, so no cycle keeps a finished run's memory
     alive.
     """
 
@@ -94,10 +94,11 @@ LoadBatch = Callable[[Batch], None]
 
 
 class TrainingEpoch:
-    """Runs epochs of one repeat, each the steps of a feed: `run` queues one, `history` reads the signals of finished ones.
+    """Runs steps of one repeat: `run` queues one, `history` reads the signals of finished ones.
 
-    Device memory: history float64 (S, 3), learning rates (S,), of the steps of at most WINDOW epochs. Rates are written
-    once a window.
+    Steps are counted from 0 over all epochs; each epoch has those of the feed.
+    Device memory: history float64 (S, 3), learning rates (S,), of at most WINDOW steps. Rates are written once a window.
+    Making one is collective where a feed has blocks. Raises: PlanError if the ranks' epochs have other numbers of steps.
     """
 
     def __init__(
@@ -112,11 +113,16 @@ class TrainingEpoch:
     ) -> None:
         backend = runtime.backend
         self._config = config
-        self._feed, self._load, self._steps = feed, load, feed.num_steps
+        self._feed, self._load = feed, load
+        self.steps: int = feed.num_steps
+        """Steps of an epoch."""
+        if feed.stack is not None:
+            _require_equal_steps(runtime, comm, self.steps)
+        self._batches: Iterator[Batch] = iter(())
+        self._next = -1
         self._rate: float | None = None
         self._window = -1
-        self._epochs = min(max(1, WINDOW // self._steps), config.epochs)
-        rows = self._epochs * self._steps
+        self._rows = rows = min(WINDOW, config.epochs * self.steps)
         rates = backend.allocate(8 * rows).view(torch.float64)
         history = backend.allocate(8 * SIGNALS * rows).view(torch.float64).view(-1, SIGNALS)
         own = backend.allocate(8 * SIGNALS).view(torch.float64)
@@ -139,28 +145,29 @@ class TrainingEpoch:
         """How steps are launched: Repeatable.state."""
         return self._repeatable.state
 
-    def start(self, seed: int, epoch: int) -> None:
-        """Set seed and epoch, from 0, of the next run, and the signals that it starts from; weights move again."""
+    def start(self, seed: int, step: int) -> None:
+        """Set seed and step of the next run, and the signals that it starts from; weights move again."""
+        self._next = -1
         books = self._work.books
         books.halted.zero_()
-        books.clock.copy_(torch.tensor([seed, epoch * self._steps], dtype=torch.int64))
+        books.clock.copy_(torch.tensor([seed, step], dtype=torch.int64))
         books.signals.copy_(books.own)
 
     def set_rate(self, rate: float | None) -> None:
         """Set the learning rate that the plateau schedule has reached (Progress.rate), from the next epoch on."""
         self._rate, self._window = rate, -1
 
-    def _open_window(self, epoch: int) -> None:
-        """Have the learning rates of an epoch on the device."""
-        window = epoch // self._epochs
+    def _open_window(self, step: int) -> None:
+        """Have the learning rates of the window of a step on the device."""
+        window = step // self._rows
         if window != self._window:
             self._window = window
-            epochs = range(window * self._epochs, (window + 1) * self._epochs)
-            rates = np.repeat(learning_rates(self._config, epochs, self._rate), self._steps)
-            self._work.books.rates.copy_(torch.from_numpy(rates))
+            epochs = np.arange(window * self._rows, (window + 1) * self._rows) // self.steps
+            rates = learning_rates(self._config, range(epochs[0], epochs[-1] + 1), self._rate)
+            self._work.books.rates.copy_(torch.from_numpy(rates[epochs - epochs[0]]))
 
     def set_signals(self, stop: float, seconds: float) -> None:
-        """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
+        """Set what this rank adds to the stop flag and the seconds of the steps to come."""
         own = [0.0, stop, seconds]
         # A copy from the host may wait for the device: unchanged signals are left alone.
         if own != self._own:
@@ -169,50 +176,63 @@ class TrainingEpoch:
             books.own.copy_(torch.tensor(own, dtype=torch.float64))
             books.signals.copy_(books.own)
 
-    def run(self, epoch: int) -> None:
-        """Queue one epoch, number `epoch` from 0, as the clock says too. Raises: IndexError after the last epoch."""
+    def run(self, step: int) -> None:
+        """Queue one step, that of the clock too. Raises: IndexError after the last epoch, PlanError without a batch."""
+        epoch = step // self.steps
         if epoch >= self._config.epochs:
             raise IndexError(f"the run has {self._config.epochs} epochs, epoch {epoch + 1} was requested")
-        self._open_window(epoch)
+        self._open_window(step)
         work = self._work
         work.comm.check()
-        work.runtime.begin_epoch(epoch)
-        with work.watch.epoch(epoch):
-            batches = self._feed.epoch(epoch)
-            for number in range(self._steps):
-                if (batch := next(batches, None)) is None:
-                    raise PlanError(f"a feed of {self._steps} steps gave {number} batches in epoch {epoch + 1}")
-                self._load(batch)
-                self._repeatable()
+        work.runtime.begin_epoch(step)
+        with work.watch.epoch(step):
+            self._load(self._batch(step))
+            self._repeatable()
+
+    def _batch(self, step: int) -> Batch:
+        """Return the batch of a step: the feed's next one, or, of another step than the next, from a new iterator."""
+        epoch, number = divmod(step, self.steps)
+        if number == 0 or step != self._next:
+            self._batches = self._feed.epoch(epoch, number)
+        self._next = step + 1
+        if (batch := next(self._batches, None)) is None:
+            raise PlanError(f"a feed of {self.steps} steps gave {number} batches in epoch {epoch + 1}")
+        return batch
 
     def gradients(self, epoch: int) -> None:
         """Forward, loss and backward of an epoch's first step; leaves the summed gradients and signals."""
-        self._load(next(self._feed.epoch(epoch)))
+        self._load(self._batch(epoch * self.steps))
         self._work.gradients()
 
     def history(self, first: int, last: int) -> npt.NDArray[np.float64]:
-        """Return the signals summed over ranks of epochs first .. last - 1, (last - first, 3). Waits for the device.
+        """Return the signals summed over ranks of steps first .. last - 1, (last - first, 3). Waits for the device.
 
-        Of several steps the mean of their losses, and the other signals of the last one. The epochs lie in one window
-        (`window_end`).
+        The steps lie in one window (`window_end`).
         """
-        start, count = first % self._epochs * self._steps, (last - first) * self._steps
-        steps = (
-            self._work.books.history[start : start + count].cpu().numpy().reshape(last - first, self._steps, SIGNALS)
-        )
-        signals: npt.NDArray[np.float64] = steps[:, -1].copy()
-        signals[:, LOSS] = steps[:, :, LOSS].mean(1)
+        start = first % self._rows
+        signals: npt.NDArray[np.float64] = self._work.books.history[start : start + last - first].cpu().numpy().copy()
         return signals
 
-    def window_end(self, epoch: int) -> int:
-        """Return the epoch after the window of an epoch: the host must read the history before it."""
-        return epoch - epoch % self._epochs + self._epochs
+    def window_end(self, step: int) -> int:
+        """Return the step after the window of a step: the host must read the history before it."""
+        return step - step % self._rows + self._rows
 
-    def origin(self, seed: int, epoch: int) -> str:
-        """Run an epoch again whose update was skipped; say in words where what is not finite began. Collective."""
+    def origin(self, seed: int, step: int) -> str:
+        """Run a step again whose update was skipped; say in words where what is not finite began. Collective."""
         work = self._work
-        self.start(seed, epoch)
-        work.runtime.begin_epoch(epoch)
-        self._load(next(self._feed.epoch(epoch)))
-        with work.watch.epoch(epoch):
+        self.start(seed, step)
+        work.runtime.begin_epoch(step)
+        self._load(self._batch(step))
+        with work.watch.epoch(step):
             return origin_of_nonfinite(work.runtime, work.runtime.programs["train"], work.comm.rank, work.comm.size)
+
+
+def _require_equal_steps(runtime: RankRuntime, comm: CountingCommunicator, steps: int) -> None:
+    """Raises: PlanError, on all ranks, if a rank's epochs have no steps, or others' than another's. Collective."""
+    counts = runtime.backend.allocate(8 * comm.size).view(torch.float64)
+    counts[comm.rank] = steps
+    runtime.sum_over_ranks(counts)
+    found = [int(count) for count in counts.tolist()]
+    if min(found) < 1 or len(set(found)) > 1:
+        each = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(found))
+        raise PlanError(f"an epoch needs as many steps on every rank, and at least one; the feeds have {each}")

@@ -32,6 +32,10 @@ class Pulse:
     """One of STATES."""
     run: int = 0
     epoch: int = 0
+    step: int = 0
+    """Steps done of the next epoch."""
+    steps: int = 1
+    """Steps of an epoch."""
     epochs: int = 0
     repeat: int = 1
     epoch_s: float | None = None
@@ -58,13 +62,14 @@ class Heartbeat:
         )
         self._pulse.started = started_at(os.getpid()) or 0
         self._last_s = time.monotonic()
-        self._last_epoch = 0
+        self._last_epoch = 0.0
         self._write()
 
-    def begin(self, run: int, epoch: int) -> None:
-        """Record that epochs begin, with this one."""
+    def begin(self, run: int, epoch: int, step: int = 0, steps: int = 1) -> None:
+        """Record that epochs of `steps` steps begin, with this one, at this step of it."""
         self._pulse.state, self._pulse.run, self._pulse.epoch = "training", run, epoch
-        self._last_s, self._last_epoch = time.monotonic(), epoch
+        self._pulse.step, self._pulse.steps = step, steps
+        self._last_s, self._last_epoch = time.monotonic(), epoch + step / steps
         self._write()
 
     @property
@@ -72,13 +77,13 @@ class Heartbeat:
         """Whether a second has passed."""
         return time.monotonic() >= self._last_s + EVERY_S
 
-    def beat(self, run: int, epoch: int, memory_bytes: int) -> None:
-        """Record the progress of the rank."""
-        now = time.monotonic()
-        if run == self._pulse.run and epoch > self._last_epoch:
-            self._pulse.epoch_s = (now - self._last_s) / (epoch - self._last_epoch)
-        self._pulse.run, self._pulse.epoch, self._pulse.memory_bytes = run, epoch, memory_bytes
-        self._last_s, self._last_epoch = now, epoch
+    def beat(self, run: int, epoch: int, step: int, memory_bytes: int) -> None:
+        """Record the progress of the rank: epochs done, and steps of the next one."""
+        pulse, now, done = self._pulse, time.monotonic(), epoch + step / self._pulse.steps
+        if run == pulse.run and done > self._last_epoch:
+            pulse.epoch_s = (now - self._last_s) / (done - self._last_epoch)
+        pulse.run, pulse.epoch, pulse.step, pulse.memory_bytes = run, epoch, step, memory_bytes
+        self._last_s, self._last_epoch = now, done
         self._write()
 
     def __enter__(self) -> Heartbeat:
@@ -112,12 +117,15 @@ def read_pulses(folder: Path, ranks: int) -> list[Pulse]:
 
 def _check(pulse: Pulse, rank: int) -> None:
     """Refuse what no rank says of itself. Raises: ValueError."""
-    counts = (pulse.run, pulse.epoch, pulse.epochs, pulse.repeat, pulse.memory_bytes, pulse.pid, pulse.started)
+    steps = pulse.step, pulse.steps
+    counts = (pulse.run, pulse.epoch, pulse.epochs, pulse.repeat, pulse.memory_bytes, pulse.pid, pulse.started, *steps)
     seconds = (pulse.time_s, 0.0 if pulse.epoch_s is None else pulse.epoch_s)
     if pulse.rank != rank or pulse.state not in STATES or not all(isinstance(t, str) for t in (pulse.host, pulse.boot)):
         raise ValueError("it belongs to another rank, or its state is unknown")
     if any(type(count) is not int or not 0 <= count < 2**63 for count in counts):
         raise ValueError("its counts are not whole numbers of 64 bits")
+    if pulse.step >= pulse.steps:
+        raise ValueError("an epoch has more steps than are done of it")
     if any(type(s) not in (int, float) or not 0 <= s < LONGEST_S for s in seconds):
         raise ValueError("its seconds are not numbers")
 

@@ -131,7 +131,7 @@ class RunLog:
         self._bar = self._says and output.is_terminal(sys.stderr)
         self._shown_s = time.monotonic()
         self._total, self._repeat = total_epochs, repeat
-        self._began: tuple[float, int] | None = None
+        self._began: tuple[float, float] | None = None
         self._width = 0
         self._open = False
         self.lines: int = 0
@@ -167,28 +167,34 @@ class RunLog:
         if self._says:
             self._show(row)
 
-    def _show(self, row: dict[str, Any]) -> None:
-        """Move the bar, or write a line if the last one is PROGRESS_S old."""
-        done, text = row["epoch"], f"{self._line(row)}{self._left(row)}"
+    def step(self, row: dict[str, Any], step: int, steps: int) -> None:
+        """Show how far the epoch behind those of a row is: its loss is the mean so far, its seconds are at this pace."""
+        if self._says:
+            self._show(row, f", step {step}/{steps}", step / steps)
+
+    def _show(self, row: dict[str, Any], within: str = "", part: float = 0.0) -> None:
+        """Move the bar, or write a line if the last one is PROGRESS_S old. within, part: of the next epoch."""
+        done = row["epoch"] + part
+        text = f"{self._line(row, within)}{self._left(row.get('run', 0), done)}"
         if self._bar:
             # What a longer text left is wiped out.
             self._width, text = len(text), text.ljust(self._width)
             width = 24
-            filled = "#" * (width * done // self._total)
+            filled = "#" * int(width * done // self._total)
             self._open = done != self._total
             output.tell(f"\r[{filled:<{width}}] {text}", sys.stderr, end="" if self._open else "\n")
         elif (now := time.monotonic()) >= self._shown_s + PROGRESS_S:
             self._shown_s = now
             output.tell(f"epoch {text}", sys.stderr)
 
-    def _line(self, row: dict[str, Any]) -> str:
+    def _line(self, row: dict[str, Any], within: str = "") -> str:
         """An epoch in words."""
         score = "" if row["val"] is None else f"  val {row['val']:.4f}"
-        return f"{row['epoch']}/{self._total}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
+        return f"{row['epoch']}/{self._total}{within}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
 
-    def _left(self, row: dict[str, Any]) -> str:
+    def _left(self, run: int, done: float) -> str:
         """The time that the epochs left will take, of all repeats, at the pace since the first; "" before there is one."""
-        now, done = time.monotonic(), self._total * row.get("run", 0) + row["epoch"]
+        now, done = time.monotonic(), self._total * run + done
         if self._began is None:
             self._began = now, done
         began, first = self._began

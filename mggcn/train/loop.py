@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mggcn.backend.epoch_end import LOSS, SECONDS, STOP
 from mggcn.config import TrainConfig
-from mggcn.errors import ConfigError, DivergedError
+from mggcn.errors import ConfigError, DivergedError, RunError
 from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
@@ -34,7 +34,7 @@ OnEpoch = Callable[[dict[str, Any]], None]
 
 @dataclass(slots=True)
 class Stop:
-    """The flag that a signal handler sets; all ranks see it after the same epoch."""
+    """The flag that a signal handler sets; all ranks see it after the same step."""
 
     signal: int = 0
     saves: bool = True
@@ -42,7 +42,10 @@ class Stop:
 
 
 class Engine(Protocol):
-    """What the loop needs of whatever trains on one rank. All ranks make all calls in the same order."""
+    """What the loop needs of whatever trains on one rank. All ranks make all calls in the same order.
+
+    A step moves the weights once. Steps are counted from 0 over all epochs of a repeat.
+    """
 
     rank: int
     size: int
@@ -51,29 +54,31 @@ class Engine(Protocol):
     """Name of the score."""
     lower_is_better: bool
     """Whether the score is an error."""
+    steps: int
+    """Steps of an epoch."""
     queue_s: float
-    """Seconds of epochs that may be queued between two looks at results."""
+    """Seconds of steps that may be queued between two looks at results."""
 
-    def start(self, seed: int, epoch: int, rate: float | None) -> None:
-        """Set the seed, the next epoch, from 0, and the learning rate that the plateau schedule has reached."""
+    def start(self, seed: int, step: int, rate: float | None) -> None:
+        """Set the seed, the next step, and the learning rate that the plateau schedule has reached."""
 
     def set_rate(self, rate: float | None) -> None:
         """Set the learning rate that the plateau schedule has reached, from the next epoch on."""
 
     def set_signals(self, stop: float, seconds: float) -> None:
-        """Set what this rank adds to the stop flag and the seconds of the epochs to come."""
+        """Set what this rank adds to the stop flag and the seconds of the steps to come."""
 
     def advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
-        """Train epochs first .. last - 1; return their signals (last - first, 3) summed over ranks: LOSS, STOP, SECONDS.
+        """Train steps first .. last - 1; return their signals (last - first, 3) summed over ranks: LOSS, STOP, SECONDS.
 
-        From an epoch on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
+        From a step on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
         """
 
-    def window_end(self, epoch: int) -> int:
-        """Return the epoch before which the host must read results."""
+    def window_end(self, step: int) -> int:
+        """Return the step before which the host must read results."""
 
-    def remedy(self, epoch: int) -> str:
-        """Return what to do about an epoch, from 0, that moved no weight, and where the fault began. Collective."""
+    def remedy(self, step: int) -> str:
+        """Return what to do about a step that moved no weight, and where the fault began. Collective."""
 
     def rate_of(self, epoch: int, rate: float | None) -> float:
         """Return the learning rate of an epoch, for the history."""
@@ -88,7 +93,7 @@ class Engine(Protocol):
         """Begin a repeat: fresh weights and optimiser."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the state that this rank alone keeps between epochs, once every message has arrived."""
+        """Return the state that this rank alone keeps between steps, once every message has arrived."""
 
     def weights(self, *, best: bool) -> dict[str, Mapping[str, Tensor]]:
         """Return copies of the "weights" now, and of the "best" if there are some, by the names of their files."""
@@ -136,7 +141,7 @@ class Loop:
         log.start(progress.history_lines)
         self._heartbeat = heartbeat
         if heartbeat is not None:
-            heartbeat.begin(progress.run, progress.epoch)
+            heartbeat.begin(progress.run, progress.epoch, progress.step, progress.steps)
         try:
             while progress.run < self._config.repeat:
                 if not self._fit_one(log, folder, on_epoch):
@@ -152,71 +157,91 @@ class Loop:
     def _seed(self) -> int:
         return self._config.seed + self._progress.run
 
+    @property
+    def _done(self) -> int:
+        """Steps done of this repeat."""
+        return self._progress.epoch * self._progress.steps + self._progress.step
+
     def _fit_one(self, log: RunLog, folder: Path | None, on_epoch: OnEpoch | None) -> bool:
         """Train one repeat; False if a signal stopped it.
 
-        Between two reads of results the device gets as many epochs as it can queue, but no evaluation and no checkpoint.
+        Between two reads of results the device gets as many steps as it can queue, but no evaluation and no checkpoint.
         """
         config, progress, engine = self._config, self._progress, self._engine
-        engine.start(self._seed, progress.epoch, progress.rate)
-        # A look at the device waits for it, so epochs are queued until they last queue_s. The first look comes after one
-        # epoch, for its time is not known, and `ahead` at most doubles, since the next may be slower.
+        engine.start(self._seed, self._done, progress.rate)
+        # A look at the device waits for it, so steps are queued until they last queue_s. The first look comes after one
+        # step, for its time is not known, and `ahead` at most doubles, since the next may be slower.
         ahead, wall, unsaved = 1, 0.0, 0.0
         while progress.epoch < config.epochs and not (config.patience and progress.waited >= config.patience):
-            first, last = progress.epoch, self._next_look(progress.epoch, ahead)
-            # A signal reaches one rank first. It travels with the losses, so that all ranks stop after the same epoch.
+            first = self._done
+            last = self._next_look(first, ahead)
+            # A signal reaches one rank first. It travels with the losses, so that all ranks stop after the same step.
             engine.set_signals(float(self._stop.signal), wall)
             began = time.perf_counter()
             signals = engine.advance(first, last)
             seconds = (time.perf_counter() - began) / (last - first)
             moved = _moved(signals)
-            # Epochs before a loss that is not finite are recorded, also those queued with it: they moved the weights.
+            # Steps before a loss that is not finite are recorded, also those queued with it: they moved the weights.
             self._record(log, signals[:moved], seconds, on_epoch)
             refuse_skipped(engine, first, signals)
-            # The mean over ranks by the last all-reduce: all ranks must queue equally many epochs.
+            # The mean over ranks by the last all-reduce: all ranks must queue equally many steps.
             mean_s = float(signals[-1, SECONDS]) / engine.size
             ahead = max(1, min(2 * ahead, int(engine.queue_s / mean_s) if mean_s else 1))
-            # Behind the record, so that the checkpoint which the caller writes counts this epoch.
+            # Behind the record, so that the checkpoint which the caller writes counts these steps.
             if signals[:, STOP].any():
                 return False
             if self._threads is not None:
                 log.say(self._threads.after_epoch(seconds, mean_s, progress.epoch))
             if self._heartbeat is not None and self._heartbeat.due:
-                self._heartbeat.beat(progress.run, progress.epoch, engine.peak_bytes())
+                self._heartbeat.beat(progress.run, progress.epoch, progress.step, engine.peak_bytes())
             unsaved += mean_s * (last - first)
             late = config.checkpoint_minutes and unsaved >= 60 * config.checkpoint_minutes
-            if late or (config.checkpoint_every and progress.epoch % config.checkpoint_every == 0):
+            if late or (not progress.step and config.checkpoint_every and not progress.epoch % config.checkpoint_every):
                 self._save(log, folder)
                 unsaved = 0.0
-            wall = (time.perf_counter() - began) / (last - first)  # with evaluation: the next epochs report it
+            wall = (time.perf_counter() - began) / (last - first)  # with evaluation: the next steps report it
         return True
 
-    def _next_look(self, epoch: int, ahead: int) -> int:
-        """Return the epoch before which the host reads results next: at most `ahead` later, or earlier if something is
+    def _next_look(self, step: int, ahead: int) -> int:
+        """Return the step before which the host reads results next: at most `ahead` later, or earlier if something is
         due.
         """
-        config = self._config
+        config, epoch = self._config, self._progress.epoch
         # Evaluations and checkpoints read the weights of their own epoch: none may be queued behind it.
         due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
-        return min(epoch + ahead, config.epochs, self._engine.window_end(epoch), *due)
+        return min(step + ahead, self._engine.window_end(step), min([config.epochs, *due]) * self._progress.steps)
 
     def _record(self, log: RunLog, signals: npt.NDArray[np.float64], seconds: float, on_epoch: OnEpoch | None) -> None:
-        """Write the epochs of `signals`, the last with its scores if an evaluation is due."""
-        config, progress = self._config, self._progress
+        """Count the steps of `signals`, of `seconds` each, and write the epochs that they complete."""
+        progress = self._progress
         for loss in signals[:, LOSS].tolist():
-            self._seconds.add(seconds)
-            rate = self._engine.rate_of(progress.epoch, progress.rate)
-            progress.epoch += 1
-            due = self._due(progress.epoch)
-            scores = (
-                self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
-            )
-            row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds}
-            if config.repeat > 1:
-                row["run"] = progress.run
-            log.epoch(row)
-            if on_epoch is not None:
-                on_epoch(row)
+            # One after the other, so that a mean does not depend on where an epoch was interrupted.
+            progress.loss_sum = progress.loss_sum + loss if progress.step else loss
+            progress.seconds = progress.seconds + seconds if progress.step else seconds
+            progress.step += 1
+            if progress.step == progress.steps:
+                self._end_epoch(log, on_epoch)
+        if done := progress.step:
+            loss, seconds = progress.loss_sum / done, progress.seconds / done * progress.steps
+            row = {"run": progress.run, "epoch": progress.epoch, "loss": loss, "val": None, "seconds": seconds}
+            log.step(row, done, progress.steps)
+
+    def _end_epoch(self, log: RunLog, on_epoch: OnEpoch | None) -> None:
+        """Write an epoch whose steps are done, with its scores if an evaluation is due."""
+        config, progress = self._config, self._progress
+        self._seconds.add(progress.seconds)
+        rate = self._engine.rate_of(progress.epoch, progress.rate)
+        loss, seconds = progress.loss_sum / progress.steps, progress.seconds
+        progress.epoch += 1
+        progress.step, progress.loss_sum, progress.seconds = 0, 0.0, 0.0
+        due = self._due(progress.epoch)
+        scores = self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
+        row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds}
+        if config.repeat > 1:
+            row["run"] = progress.run
+        log.epoch(row)
+        if on_epoch is not None:
+            on_epoch(row)
 
     def _due(self, epoch: int) -> bool:
         """Whether an evaluation is due after an epoch, rather than made because the run ends there."""
@@ -298,11 +323,18 @@ class Loop:
 
     def _resume(self, folder: Path | None) -> None:
         """Restore weights, optimiser and progress from the latest checkpoint, if there is one."""
+        progress, steps = self._progress, self._engine.steps
+        progress.steps = steps
         found = None if folder is None else load_checkpoint(folder / "checkpoints")
         if found is None:
             return
         saved, parts = found
-        progress = self._progress
+        if saved.step and saved.steps != steps:
+            raise RunError(
+                f"the checkpoint in {folder} is of step {saved.step} of {saved.steps} of an epoch, which now has {steps} "
+                "steps; resume with the settings that the run had"
+            )
+        saved.steps = steps
         for name in Progress.__dataclass_fields__:
             setattr(progress, name, getattr(saved, name))
         # A schedule that begins here starts without the plateau schedule's earlier cuts.
@@ -334,25 +366,27 @@ def summary(config: TrainConfig, progress: Progress, metric: str) -> dict[str, A
 
 
 def refuse_skipped(engine: Engine, first: int, signals: npt.NDArray[np.float64]) -> None:
-    """Refuse epochs, counted from `first`, that moved no weight. Raises: DivergedError, on all ranks."""
+    """Refuse steps, counted from `first`, that moved no weight. Raises: DivergedError, on all ranks."""
     if len(signals) > (moved := _moved(signals)):
         raise diverged(engine, first + moved, float(signals[moved, LOSS]))
 
 
-def diverged(engine: Engine, epoch: int, loss: float) -> DivergedError:
-    """Return the error of an epoch, from 0, that moved no weight. Collective."""
+def diverged(engine: Engine, step: int, loss: float) -> DivergedError:
+    """Return the error of a step that moved no weight. Collective."""
+    epoch, number = divmod(step, engine.steps)
+    where = f"epoch {epoch + 1}" if engine.steps == 1 else f"step {number + 1} of epoch {epoch + 1}"
     what = (
-        f"the gradient of epoch {epoch + 1} is not finite, its loss is {loss:.6g}"
+        f"the gradient of {where} is not finite, its loss is {loss:.6g}"
         if math.isfinite(loss)
-        else f"the loss of epoch {epoch + 1} is {loss}"
+        else f"the loss of {where} is {loss}"
     )
     return DivergedError(
-        f"{what}; lower {engine.remedy(epoch)}; the weights and the last checkpoint are those before it"
+        f"{what}; lower {engine.remedy(step)}; the weights and the last checkpoint are those before it"
     )
 
 
 def _moved(signals: npt.NDArray[np.float64]) -> int:
-    """Return how many epochs moved the weights, before the first that did not."""
+    """Return how many steps moved the weights, before the first that did not."""
     skipped = np.isnan(signals[:, STOP])
     return int(skipped.argmax()) if skipped.any() else len(signals)
 

@@ -187,10 +187,10 @@ class RankRuntime:
     def num_rows(self, rows: RowSet) -> int:
         return self.inputs.rows[rows].ids.shape[0]
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Tell the aggregations of training the number of the epoch that begins."""
+    def begin_epoch(self, step: int) -> None:
+        """Tell the aggregations of training the number of the step that begins: over the whole graph, of the epoch."""
         for aggregation in self.programs["train"].aggregations.values():
-            aggregation.begin_epoch(epoch)
+            aggregation.begin_epoch(step)
 
     def state(self) -> dict[str, Tensor]:
         """Return what the aggregations of training keep from epoch to epoch, on the host. Collective."""

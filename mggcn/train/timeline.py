@@ -47,7 +47,7 @@ class Watch(Protocol):
     """Events of the epoch loop for an observer."""
 
     def epoch(self, number: int) -> AbstractContextManager[None]:
-        """Mark a block that queues training epoch `number`, from 0."""
+        """Mark a block that queues training step `number`, from 0: over the whole graph an epoch."""
         ...
 
     def doing(self, label: str) -> AbstractContextManager[Any]:
@@ -74,11 +74,12 @@ class Unwatched:
 
 class Timeline:
     """The Watch that records, on every rank or on none. It records RECORDED epochs after WARM_UP, or the last ones of a
-    shorter run; of several repeats, the first.
+    shorter run; of several repeats, the first. steps: of an epoch; of several, it records steps instead.
     """
 
-    def __init__(self, plan: RunPlan, comm: Communicator, folder: Path) -> None:
+    def __init__(self, plan: RunPlan, comm: Communicator, folder: Path, steps: int = 1) -> None:
         self._plan, self._comm, self._folder = plan, comm, folder
+        self._last = plan.config.train.epochs * steps
         self._window = range(0)
         self._boots: list[str] = []
         self._profiler: profile | None = None
@@ -92,7 +93,7 @@ class Timeline:
     def epoch(self, number: int) -> Iterator[None]:
         """Record the epoch if it is one of those; collective before the first of them and after the last."""
         if not self._window:
-            self._window = recorded_epochs(number, self._plan.config.train.epochs)
+            self._window = recorded_epochs(number, self._last)
         if self._written or number not in self._window:
             yield
             return

@@ -5,7 +5,9 @@ P ranks, C classes.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,7 @@ class RankTrainer:
         self._stop = stop
         self._optimizer = Optimizer(config.train, runtime.weights)
         self._epoch = TrainingEpoch(config.train, runtime, comm, self._optimizer, watch, feed or WholeGraph(), load)
+        self.steps: int = self._epoch.steps
         self._score_again = Repeated(lambda: runtime.run(runtime.programs["evaluate"]), runtime.backend, comm)
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress: Progress = Progress()
@@ -89,21 +92,28 @@ class RankTrainer:
         The summed gradients are left in weights.grad. Raises: DivergedError if the loss is not finite.
         """
         self.runtime.backend.activate()
-        self._epoch.start(self._seed, epoch)
-        self.runtime.begin_epoch(epoch)
+        step = epoch * self.steps
+        self._epoch.start(self._seed, step)
+        self.runtime.begin_epoch(step)
         self._epoch.gradients(epoch)
         loss = float(self.runtime.signals[LOSS])
         if not math.isfinite(loss):
-            raise diverged(self, epoch, loss)
+            raise diverged(self, step, loss)
         return loss
 
     def step(self, epoch: int) -> float:
-        """Train one epoch and return its loss. Raises: as `gradients`."""
+        """Train one epoch and return its loss, of several steps their mean. Raises: as `gradients`."""
         self.runtime.backend.activate()
-        self._epoch.start(self._seed, epoch)
-        signals = self.advance(epoch, epoch + 1)
-        refuse_skipped(self, epoch, signals)
-        return float(signals[0, LOSS])
+        first, end = epoch * self.steps, (epoch + 1) * self.steps
+        self._epoch.start(self._seed, first)
+        losses: list[float] = []
+        while first < end:
+            last = min(end, self.window_end(first))
+            signals = self.advance(first, last)
+            refuse_skipped(self, first, signals)
+            losses += signals[:, LOSS].tolist()
+            first = last
+        return functools.reduce(operator.add, losses) / self.steps
 
     @property
     def states(self) -> dict[str, str]:
@@ -115,18 +125,18 @@ class RankTrainer:
         return self._config.train.seed + self.progress.run
 
     def advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
-        """Train epochs first .. last - 1 and return their signals, summed over ranks. Raises: CommError.
+        """Train steps first .. last - 1 and return their signals, summed over ranks. Raises: CommError, PlanError.
 
-        From an epoch on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
+        From a step on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
         """
-        for epoch in range(first, last):
-            self._epoch.run(epoch)
+        for step in range(first, last):
+            self._epoch.run(step)
         self._comm.synchronize()
         return self._epoch.history(first, last)
 
-    def remedy(self, epoch: int) -> str:
+    def remedy(self, step: int) -> str:
         """Implement Engine.remedy; it names layer and rank."""
-        where = self._epoch.origin(self._seed, epoch)
+        where = self._epoch.origin(self._seed, step)
         return f"train.lr (now {self._config.train.lr}) or check the features for huge values; {where}"
 
     def evaluate(self) -> Scores:
@@ -172,8 +182,8 @@ class RankTrainer:
         """Return result.json's scores, as `loop.summary`."""
         return summary(self._config.train, self.progress, self.metric)
 
-    def start(self, seed: int, epoch: int, rate: float | None) -> None:
-        self._epoch.start(seed, epoch)
+    def start(self, seed: int, step: int, rate: float | None) -> None:
+        self._epoch.start(seed, step)
         self._epoch.set_rate(rate)
 
     def set_rate(self, rate: float | None) -> None:
@@ -182,8 +192,8 @@ class RankTrainer:
     def set_signals(self, stop: float, seconds: float) -> None:
         self._epoch.set_signals(stop, seconds)
 
-    def window_end(self, epoch: int) -> int:
-        return self._epoch.window_end(epoch)
+    def window_end(self, step: int) -> int:
+        return self._epoch.window_end(step)
 
     def rate_of(self, epoch: int, rate: float | None) -> float:
         return learning_rate(self._config.train, epoch, rate)

@@ -94,6 +94,19 @@ def test_a_run_that_trains(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     )
 
 
+def test_a_run_within_an_epoch(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if steps of an epoch or of the checkpoint are not shown, or count for nothing in the time left."""
+    for rank in range(3):
+        write(run, rank, step=6, steps=8, epoch_s=20.0)
+    saved = run / "checkpoints" / (run / "checkpoints" / "latest").read_text().split()[0] / "progress.json"
+    saved.write_text(json.dumps(json.loads(saved.read_text()) | {"epoch": 4, "step": 3, "steps": 8}))
+    capsys.readouterr()
+    assert run_main("status", run) == 0
+    first, last, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{run}: training, epoch 4 of 5, step 6 of 8, 20 s per epoch, 5 s left, loss ")
+    assert last.startswith("last checkpoint: epoch 4, step 3, ")
+
+
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "of a process that is gone": ({"pid": 2**22 + 1}, "killed", "gone"),
     "of a number that another process has now": ({"started": 1}, "killed", "gone"),
@@ -161,11 +174,16 @@ def test_signs_of_life_are_rare_and_whole(tmp_path: Path, monkeypatch: pytest.Mo
     assert not beats.due
     now[0] += 1.5
     assert beats.due
-    beats.beat(0, 40, 77)
+    beats.beat(0, 40, 0, 77)
     assert not beats.due
     (pulse,) = read_pulses(tmp_path, 4)
     assert (pulse.rank, pulse.state, pulse.epoch, pulse.epoch_s, pulse.memory_bytes) == (2, "training", 40, 0.05, 77)
     assert [path.name for path in (tmp_path / "status").iterdir()] == ["rank-2.json"]
+    beats.begin(0, 40, 10, 100)
+    now[0] += 2
+    beats.beat(0, 41, 60, 77)
+    (pulse,) = read_pulses(tmp_path, 4)
+    assert (pulse.epoch, pulse.step, pulse.steps, pulse.epoch_s) == (41, 60, 100, pytest.approx(2 / 1.5))
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -43,9 +43,9 @@ class Drawn:
     def stack(self) -> Stack:
         return Stack((BELOW, ABOVE), (Capacity(N, N, N * N), Capacity(N, N, N * N)))
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
         adj_t = dense_csr(self.graph.adj_t)
-        for step in range(self.num_steps):
+        for step in range(first, self.num_steps):
             rng = np.random.default_rng([number, step])
             labelled = np.flatnonzero(self.graph.splits["train"].array()[0])
             chosen = rng.permutation(labelled)[: 12 + 5 * step if self.vary else 14]

@@ -169,6 +169,10 @@ def test_extending_a_run(tmp_path: Path) -> None:
         ConfigError, match=r"keeps its settings, got seed; of \[train\] it may change epochs, patience, lr"
     ):
         run_folders.continued(folder, config, {"seed": 3})
+    save_checkpoint(folder / "checkpoints", Progress(epoch=5, step=3, steps=8), {})
+    assert run_folders.continued(folder, config, {"epochs": 6}).train.epochs == 6
+    with pytest.raises(ConfigError, match="has trained 5 epochs and 3 steps already"):
+        run_folders.continued(folder, config, {"epochs": 5})
     save_checkpoint(folder / "checkpoints", Progress(run=1, epoch=9, finished=[{"seed": 23, "epochs": 9}]), {})
     (folder / "result.json").write_text("{}")
     assert run_folders.continued(folder, config, {"epochs": 9}) == config

@@ -39,6 +39,22 @@ def test_off_a_terminal_a_line_comes_every_ten_seconds(
     ]
 
 
+def test_steps_of_a_long_epoch_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if nothing is told within an epoch, its steps count for nothing in the time left, or come into the history."""
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log = RunLog(tmp_path, False, 2)
+    log.start(0)
+    for step in (25, 50, 75):
+        clock[0] += 6.0
+        log.step({"run": 0, "epoch": 1, "loss": 0.5, "val": None, "seconds": 24.0}, step, 100)
+    log.close()
+    assert capsys.readouterr().err.splitlines() == ["epoch 1/2, step 50/100  loss 0.5000  24.000 s/epoch  12 s left"]
+    assert not (tmp_path / "history.jsonl").read_text()
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_every_epoch_can_be_read_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: bool) -> None:
     """Fails if the history comes in blocks of some KiB, or --quiet prints."""
