@@ -5,14 +5,17 @@ cache folder.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 # cgroup v1 writes a number near 2^63 where there is no limit.
 _NO_LIMIT = 2**60
+PR_SET_PDEATHSIG = 1
 
 
 def user_cache() -> Path:
@@ -39,6 +42,15 @@ def python(module: str) -> list[str]:
     """
     found = f"import runpy, sys; sys.path.append({str(PACKAGE)!r}); runpy.run_module({module!r}, run_name='__main__')"
     return [sys.executable, "-P", "-c", found]
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when `parent` dies, also if that has happened already. Linux only."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @dataclass(frozen=True, slots=True)

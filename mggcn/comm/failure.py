@@ -15,7 +15,7 @@ from typing import Final, final
 
 from mggcn import errors
 from mggcn.errors import CommError, MggcnError
-from mggcn.files import open_file, read_object, write_text
+from mggcn.files import open_file, read_object, reason, write_text
 
 LOG_TAIL_BYTES: Final = 2000
 STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -212,18 +212,18 @@ def _describe(ending: Ending, folder: Path) -> str:
             how += "; memory may have run out: see dmesg, and use less of it per rank"
         if -ending.code == signal.SIGABRT:
             how += "; ranks may have disagreed about a size, or NCCL failed or took too long"
-    if not log_path(folder, ending.rank).exists():  # of rank 0, and of ranks that multiprocessing started
-        return f"{how}; its output is above"
-    return f"{how}; {log_path(folder, ending.rank)} ends:\n{log_tail(folder, ending.rank)}"
+    return f"{how}; {output_of(folder, ending.rank)}"
 
 
-def log_tail(folder: Path, rank: int) -> str:
-    """Return the last lines of the log of `rank`."""
+def output_of(folder: Path, rank: int) -> str:
+    """Say where the output of `rank` is, or how its log ends."""
+    log = log_path(folder, rank)
     try:
-        text = _tail(log_path(folder, rank)).decode(errors="replace").strip()
-    except OSError:
-        return "(no log)"
-    return text or "(empty)"
+        return f"{log} ends:\n{_tail(log).decode(errors='replace').strip() or '(empty)'}"
+    except FileNotFoundError:  # of rank 0, and of ranks without logs
+        return "its output is above"
+    except OSError as error:
+        return f"{log} cannot be read: {reason(error)}"
 
 
 def _tail(path: Path) -> bytes:

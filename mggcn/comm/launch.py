@@ -26,7 +26,7 @@ from mggcn.comm.failure import (
     Interrupted,
     first_error,
     log_path,
-    log_tail,
+    output_of,
     process_state,
     report_path,
     stops,
@@ -81,11 +81,13 @@ def run_ranks(
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     poll: Callable[[], None] | None = None,
+    logs: bool = True,
 ) -> None:
     """Run `command --rank R --size P --rendezvous FILE` for each rank, and return once all of them have succeeded.
 
-    Rank 0 writes where the parent does, the others to folder/rank-R.log. SIGINT, SIGTERM and SIGHUP are forwarded once; a
-    second one kills. When this returns or raises, no rank is left; if the parent is killed, its ranks die with it.
+    Rank 0 writes where the parent does, the others to folder/rank-R.log, or without `logs` there too. SIGINT, SIGTERM and
+    SIGHUP are forwarded once; a second one kills. When this returns or raises, no rank is left; if the parent is killed,
+    its ranks die with it.
     poll: called regularly while the ranks run, and once they have ended; if it raises, the ranks save and end.
     `command` calls `rank.rank_main`, whose ranks must all connect within about `timeout_s`.
     Raises: the first error of any rank, with its class; CommError if a rank was killed or all hang at the start;
@@ -104,7 +106,8 @@ def run_ranks(
         parent_path(private).write_text(str(os.getpid()))
         with _caught_signals() as signals:
             for rank in range(size):
-                ranks.append(_start(command, rank, size, folder, private, env or {}))
+                log = None if rank == 0 or not logs else log_path(folder, rank)
+                ranks.append(_start(command, rank, size, log, private, env or {}))
             _watch(ranks, signals, folder, private, timeout_s, poll or _nothing)
             (poll or _nothing)()
     finally:
@@ -131,13 +134,15 @@ def remove_stale(folder: Path) -> None:
                 os.close(held)
 
 
-def _start(command: Sequence[str], rank: int, size: int, folder: Path, private: Path, env: Mapping[str, str]) -> _Rank:
+def _start(
+    command: Sequence[str], rank: int, size: int, log_to: Path | None, private: Path, env: Mapping[str, str]
+) -> _Rank:
     arguments = ["--rank", str(rank), "--size", str(size), "--rendezvous", str(private / "store")]
     loopback = "lo" if sys.platform == "linux" else "lo0"
     # NCCL moves data between GPUs over other links, and a user may have a reason to name an interface.
     variables = {"NCCL_SOCKET_IFNAME": loopback, **os.environ, **env, "GLOO_SOCKET_IFNAME": loopback}
     # A session of its own: a Ctrl-C of the terminal reaches the parent alone, which forwards it once.
-    log = None if rank == 0 else open_log(log_path(folder, rank), anew=True)
+    log = None if log_to is None else open_log(log_to, anew=True)
     # A signal that comes while the rank starts Python waits until the rank can obey it in order (rank.ready_for_signals).
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -197,8 +202,8 @@ def _watch(
         late = [rank for rank in ranks if rank.running and not up_path(private, rank.number).exists()]
         if late and failed_at is None and now > connect_by:
             raise CommError(
-                f"rank {late[0].number} did not connect within {timeout_s + IMPORT_S:g} s; its log ends:\n"
-                f"{log_tail(folder, late[0].number)}"
+                f"rank {late[0].number} did not connect within {timeout_s + IMPORT_S:g} s; "
+                f"{output_of(folder, late[0].number)}"
             )
     _note_endings(ranks)
 

@@ -5,7 +5,6 @@ No torch is imported here before a rank connects.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from mggcn.comm.failure import STOP_CODES, STOPS, Interrupted, Report, out_of_memory, signal_of, stops
 from mggcn.errors import BackendError, CommError, ConfigError, MggcnError, one_line, printable, shown
+from mggcn.host import die_with_parent
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
-PR_SET_PDEATHSIG: Final = 1
 TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells its processes; the first three are numbers."""
 COUNTS: Final = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -41,7 +40,7 @@ def rank_main(
     The exception is left in folder/rank-R.error.json for the parent. To stop early, `body` raises Interrupted on all
     ranks: they meet once more, and leave with its exit code. With transport nccl, body calls `use_stream`.
     """
-    _die_with_parent(int(parent_path(rendezvous.parent).read_text()))
+    die_with_parent(int(parent_path(rendezvous.parent).read_text()))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     def join() -> Communicator:
@@ -57,7 +56,7 @@ def rank_main(
 def torchrun_main(timeout_s: float, body: Callable[[Communicator], None], transport: str = "gloo") -> int:
     """Do as `rank_main` for a rank that torchrun started; a failure is printed, because torchrun reads no reports."""
     rank, _, _ = _require_torchrun()
-    _die_with_parent(os.getppid())
+    die_with_parent(os.getppid())
     return _run(rank, None, lambda: connect_torchrun(timeout_s, transport), body)
 
 
@@ -211,15 +210,6 @@ def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` dies, also if that has happened already. Linux only."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def parent_path(private: Path) -> Path:

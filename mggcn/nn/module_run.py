@@ -210,11 +210,7 @@ class ModuleRun:
                 self._run(functools.partial(_train_rank, self.recipe, folder, stop=stop, on_epoch=on_epoch))
             return
         poll = None if on_epoch is None else follower_of(folder, on_epoch)
-        try:
-            with signalled_stop(saves=False):  # a signal unwinds to here, and the ranks get theirs
-                self._run(functools.partial(_train_rank, self.recipe, folder), poll)
-        except KeyboardInterrupt:
-            raise Interrupted(signal.SIGINT) from None
+        self._run(functools.partial(_train_rank, self.recipe, folder), poll)
 
     def _run(self, body: Any, poll: Callable[[], None] | None = None) -> list[Any]:
         settings, sharing = self.recipe.config.run, self.recipe.sharing

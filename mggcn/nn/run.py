@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mggcn.assemble.rank import gpu_of_rank
 from mggcn.comm.base import Communicator
+from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env, torchrun_main
 from mggcn.errors import ConfigError, GraphError, MggcnError
 from mggcn.graph.csr import Graph
@@ -63,7 +65,11 @@ def run(
     if (found := torchrun_env()) is not None:
         return [_under_torchrun(body, graph, settings, found[1], transport, timeout_s, device_of)]
     if ranks > 1 and transport in ("gloo", "nccl"):
-        return run_processes(body, graph, settings, ranks, transport, timeout_s)
+        try:
+            return run_processes(body, graph, settings, ranks, transport, timeout_s)
+        except Interrupted as stop:
+            signal.raise_signal(stop.signum)  # now that no rank is left, it does here what it did before
+            raise
     local = "single" if ranks == 1 else "threads"
     shared = share(graph, settings, ranks, local if transport == "auto" else transport)
     config = dataclasses.replace(shared.config, run=dataclasses.replace(shared.config.run, timeout_s=timeout_s))

@@ -43,6 +43,10 @@ def leave(part: PartitionedGraph) -> None:
     part.total(1.0)
 
 
+def leave_in_silence(part: PartitionedGraph) -> None:
+    os._exit(0)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_threads(ranks: int) -> None:
     """Fails if threads get parts of other ranks, or the caller's torch settings are left changed."""
@@ -122,10 +126,17 @@ def test_the_first_error_comes_back(transport: str) -> None:
 
 
 @pytest.mark.full
-def test_a_process_that_vanishes_is_named() -> None:
-    """Fails if a rank that leaves without a word leaves the caller waiting."""
-    with pytest.raises(Exception, match="rank 1 ended with exit code 7 and did not say why"):
-        run(leave, graph_of("random"), ranks=2, transport="gloo", threads=1, timeout_s=60)
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (leave, "rank 1 ended with exit code 7 and did not say why; its output is above"),
+        (leave_in_silence, "rank 0 exited with code 0 before the work was done"),
+    ],
+)
+def test_a_process_that_vanishes_is_named(body: Callable[[PartitionedGraph], None], message: str) -> None:
+    """Fails if a rank that leaves without a word leaves the caller waiting, or is taken for one with a result."""
+    with pytest.raises(CommError, match=message):
+        run(body, graph_of("random"), ranks=2, transport="gloo", threads=1, timeout_s=60)
 
 
 def test_what_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ The graph and the result lie in memory that both processes share. N vertices, M 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import signal
@@ -17,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import PlanError
-from mggcn.host import python
+from mggcn.host import die_with_parent, python
 
 UFACTOR = 10
 """No part should weigh more than this many thousandths above the average, as Libra's parts do."""
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +110,6 @@ def _solve_told(fd: int, n: int, entries: int, has_weights: int, num_parts: int,
 
 
 if __name__ == "__main__":
-    # Nobody needs the result any more.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent(os.getppid())  # nobody needs the result any more
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to both; the parent ends this one
     _solve_told(*map(int, sys.argv[1:]))

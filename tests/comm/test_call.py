@@ -1,10 +1,11 @@
-"""Ranks that are processes, started from where no process can import the function: notebooks and standard input."""
+"""Ranks that are processes, and the scripts, notebooks and standard inputs whose functions they call."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from mggcn.comm.call import packed
 from mggcn.errors import ConfigError
-from mggcn.nn import typed_in
+from tests.comm.test_launch import ENV, ROOT, alive
+from tests.comm.worlds import wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 GRAPH = "import numpy as np, mggcn, mggcn.nn\ngraph = mggcn.load(np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))\n"
 CALL = "mggcn.nn.run(rows, graph, ranks=2, transport='gloo', threads=1)"
 
@@ -27,8 +29,8 @@ def python(source: str, *arguments: str, code: int = 0) -> tuple[str, str]:
         input=source,
         capture_output=True,
         text=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=120,
     )
     assert done.returncode == code, done.stderr
@@ -56,22 +58,25 @@ def test_a_trainer_on_standard_input_has_ranks_as_processes() -> None:
 
 @pytest.mark.full
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
-    """Fails if ranks that run the script again start ranks, or end in multiprocessing's page of advice."""
+    """Fails if ranks that run the script again start ranks, or the caller does not hear why they do not."""
     (tmp_path / "script.py").write_text(f"{GRAPH}def rows(part):\n    return part.num_rows\n{CALL}\n")
     _, err = python("", str(tmp_path / "script.py"), code=1)
-    assert "put that call under `if __name__ ==" in err
-    assert re.search("rank [01] ended with exit code 1 and did not say why; its output is above", err)
+    assert re.search(
+        "ConfigError: rank [01]: a rank process runs the script again .* put that call under `if __name", err
+    )
 
 
 def test_without_cloudpickle_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a function that no process can import is sent by name, or one that can be needs another package."""
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
-    assert typed_in.portable(python) is python
-    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
+    preparation, function = packed(python)
+    assert pickle.loads(function) is python
+    assert "init_main_from_path" in preparation
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     with pytest.raises(ConfigError, match=r"only with the package cloudpickle \(pip install cloudpickle\); or put"):
-        typed_in.portable(python)
+        packed(python)
 
 
 def test_what_a_function_holds_must_travel_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +85,27 @@ def test_what_a_function_holds_must_travel_too(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
     weight = 3
-    sent = pickle.loads(pickle.dumps(typed_in.portable(lambda part: weight * part)))
-    assert sent(5) == 15
+    assert pickle.loads(packed(lambda part: weight * part)[1])(5) == 15
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="something that it refers to cannot be pickled"):
-        typed_in.portable(lambda part: lock)
+    with pytest.raises(ConfigError, match=r"must be picklable: .* all that it refers to \(cannot pickle .*lock"):
+        packed(lambda part: lock)
+
+
+@pytest.mark.full
+def test_an_interrupt_ends_the_ranks_first(tmp_path: Path) -> None:
+    """Fails if Ctrl-C leaves a rank behind, waits for its work, or is no KeyboardInterrupt where ranks were processes."""
+    (tmp_path / "script.py").write_text(
+        f"import os, pathlib, time\n{GRAPH}"
+        f"def rows(part):\n    pathlib.Path({str(tmp_path)!r}, f'pid-{{os.getpid()}}').touch()\n    time.sleep(200)\n"
+        f"if __name__ == '__main__':\n    try:\n        {CALL}\n"
+        "    except KeyboardInterrupt:\n        print('interrupted')\n"
+    )
+    command = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(command, env={**os.environ, **ENV}, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2, 120)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=20) == ("interrupted\n", None)
+        finally:
+            process.kill()
+    assert not any(alive(int(path.name.removeprefix("pid-"))) for path in tmp_path.glob("pid-*"))
