@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mggcn import native
 from mggcn.api.graphs import load, save
-from mggcn.assemble.plan import check_available, memory_limit, plan_graph, room_of
+from mggcn.assemble.plan import check_available, memory_limit, plan_graph
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig
 from mggcn.config.files import with_model, with_named
@@ -37,11 +37,10 @@ from mggcn.runs import folder as run_folders
 from mggcn.runs import predict as predicting
 from mggcn.runs import prediction_files
 from mggcn.runs import train as training
-from mggcn.runs.auto import resolve_auto
 from mggcn.runs.occupied import occupied
 from mggcn.runs.regroup import regrouped, with_ranks
 from mggcn.runs.result import read_result
-from mggcn.runs.weights import check_start, keep_start, weights_of, weights_of_run
+from mggcn.runs.weights import check_start, weights_of, weights_of_run
 from mggcn.settings import Parts, ScheduleSettings, Settings, is_module, refusing_functions, split_parts
 from mggcn.train.log import read_history
 
@@ -122,9 +121,8 @@ class Trainer:
             self._config = self._module.recipe.config
             return
         asked = with_named(with_model(config, cast("ModelConfig | None", model)), refusing_functions(given))
-        self._config, self._choice = resolve_auto(asked, self._graph)
-        self._plan, self._partition = plan_graph(self._config, self._graph)
-        require_fit(self._plan, memory_limit(self._config), room_of(self._config))
+        self._plan, self._partition, self._choice = training.plan_that_fits(asked, self._graph)
+        self._config = self._plan.config
         if start_from is not None:
             self._start = _weights_from(start_from, self._config.model)
             check_start(self._plan, self._start)
@@ -244,14 +242,13 @@ class Trainer:
             self._set_config(with_named(self._config, {"epochs": epochs}))
         out = self._out if self._folder is None else None
         store = self._store()
-        temporary = None if out is not None else _temporary(self) / "run"
-        folder = run_folders.make_run_folder(self._config, self._graph.name, out or temporary)
+        out = out or _temporary(self) / "run"
         if self._module is None:
-            run_folders.write_plan(folder, self._plan, self._partition, store, self._graph, self._choice)
+            planned = self._plan, self._partition, self._choice
+            folder = training.prepare_run(self._config, self._graph, store, out, self._start, planned=planned).folder
         else:
+            folder = run_folders.make_run_folder(self._config, self._graph.name, out)
             self._module.write(folder, store)
-        if self._start is not None:
-            keep_start(folder, self._start)
         before, self._folder = self._folder, folder
         try:
             with occupied(folder):

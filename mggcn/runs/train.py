@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
     from mggcn.assemble.rank import Rank
     from mggcn.comm.base import Communicator
+    from mggcn.planning.select import Choice
     from mggcn.train.loop import OnEpoch, Stop
 
 
@@ -94,6 +95,21 @@ class PlannedRun:
         return self.plan.config
 
 
+def plan_that_fits(
+    config: Config, graph: Graph, *, shared: Shared | None = None, at_once: int = 1
+) -> tuple[RunPlan, Partition, Choice | None]:
+    """Replace every `auto`, plan the run, and refuse it if it does not fit; return what `auto` chose too, if it did.
+
+    shared: by runs on this graph, one after the other. at_once: runs that share the free memory.
+    Raises: PlanError before anything is allocated; ConfigError, GraphError.
+    """
+    config, choice = resolve_auto(config, graph)
+    plan, partition = plan_graph(config, graph, shared=shared)
+    limit = config.run.memory_limit or memory_limit(config) // at_once
+    require_fit(plan, limit, room_of(config) if at_once == 1 else None)
+    return plan, partition, choice
+
+
 def prepare_run(
     config: Config,
     graph: Graph,
@@ -101,25 +117,22 @@ def prepare_run(
     out: Path | None,
     start: Mapping[str, Tensor] | None = None,
     *,
-    shared: Shared | None = None,
-    at_once: int = 1,
+    planned: tuple[RunPlan, Partition, Choice | None] | None = None,
     made: list[Path] | None = None,
+    **sharing: Any,
 ) -> PlannedRun:
     """Plan a run, refuse it if it does not fit, and write its folder.
 
-    start: weights to begin with instead of random ones. shared: by runs on this graph, one after the other. at_once: runs
-    that share the free memory. made: gets the folder as soon as it is there.
+    start: weights to begin with instead of random ones. planned: what `plan_that_fits` has returned, if it was called
+    before; sharing: its shared and at_once. made: gets the folder as soon as it is there.
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
-    config, choice = resolve_auto(config, graph)
-    plan, partition = plan_graph(config, graph, shared=shared)
-    check_split(graph, config.data.splits, config.data.split)
-    limit = config.run.memory_limit or memory_limit(config) // at_once
-    require_fit(plan, limit, room_of(config) if at_once == 1 else None)
+    plan, partition, choice = planned or plan_that_fits(config, graph, **sharing)
+    check_split(graph, plan.config.data.splits, plan.config.data.split)
     if start is not None:
         check_start(plan, start)
-    folder = make_run_folder(config, graph.name, out, made)
+    folder = make_run_folder(plan.config, graph.name, out, made)
     with discarded_if_refused(folder):
         write_plan(folder, plan, partition, store, graph, choice)
         if start is not None:
