@@ -154,7 +154,7 @@ def loopback_interface() -> str:
 
 
 def await_keys(store: Store, keys: Sequence[str], timeout_s: float) -> list[int]:
-    """The indices of the keys that `store` still lacks after `timeout_s`."""
+    """Return the indices of the keys that `store` still lacks after `timeout_s`."""
     give_up_at = time.monotonic() + timeout_s
     pause_s = FIRST_POLL_S
     while not store.check(list(keys)):
