@@ -140,8 +140,7 @@ inline bool look_up(Sample& s, int64_t first, int count, Row* rows) {
   return true;
 }
 
-// The drawn edges: places are collected and prefetched, their neighbours read together, so that many reads are in
-// flight.
+// The drawn edges: places are collected and prefetched, their neighbours read together: many reads are in flight.
 class Drawn {
  public:
   explicit Drawn(Sample& s) : s_(s) {}
@@ -159,13 +158,12 @@ class Drawn {
       if (wanted) s_.status = kEdges;
       return;
     }
+    if (waiting_ == kWaiting) read();
     place_[waiting_] = place;
     if (s_.values) s_.values[count()] = value;
     waiting_ += wanted;
-    if (waiting_ == kWaiting) read();
   }
-  // The entries of a row at start + ranks[k stride], k < taken <= kWaiting, without values: what most batches are made
-  // of.
+  // The entries at start + ranks[k stride], k < taken <= kWaiting, without values: what most batches are made of.
   inline void put_row(int64_t start, const uint32_t* ranks, int stride, int taken) {
     if (count() + taken > s_.max_edges) {
       s_.status = kEdges;
@@ -177,7 +175,6 @@ class Drawn {
       __builtin_prefetch(s_.indices + place_[waiting_ + k]);
     }
     waiting_ += taken;
-    if (waiting_ == kWaiting) read();
   }
   void read() {
     for (int i = 0; i < waiting_; ++i)
