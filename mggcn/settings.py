@@ -92,7 +92,6 @@ class Continued(TypedDict, total=False):
     memory_limit: int | str
     log: Literal["none", "tensorboard"]
     timeout_s: float
-    tune: Literal["auto", "on", "off"]
 
 
 class ScheduleSettings(Continued, total=False):

@@ -90,7 +90,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_found_before() -> None:
     """Have each test find out for itself: what runs keep of a graph is known by its digest, and tests share graphs."""
-    for path in (*user_cache().glob("tuned-*.json"), *user_cache().glob("partitions/*")):
+    for path in user_cache().glob("partitions/*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -39,7 +39,7 @@ def test_a_run_without_a_cache_folder(unknown: bool, tmp_path: Path, monkeypatch
         monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/caches")
     store = tmp_path / "g"
     assert run_main("generate", "community", store, "--vertices", 120, "--edges", 600, "--classes", 3) == 0
-    run = ["--ranks", 2, "--transport", "threads", "--threads", 1, "--strategy", "delayed", "--set", "run.tune=auto"]
+    run = ["--ranks", 2, "--transport", "threads", "--threads", 1, "--strategy", "delayed"]
     assert run_main("train", store, *run, "--epochs", 2, "--out", tmp_path / "run", "--quiet") == 0
     assert run_main("predict", tmp_path / "run") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "run"]

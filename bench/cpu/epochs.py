@@ -3,12 +3,11 @@
 pruning       epochs that leave out rows that nothing reads; one layer's share: `mggcn train --timeline`
 sparse-input  sparse features kept sparse, and as a dense matrix
 order         random ids and the order by locality, of which cpu/locality.py says more
-setup         planning and set-up without the order, with it made now, and kept; what trying variants costs, in epochs
+setup         planning and set-up without the order, with it made now, and kept
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
@@ -19,15 +18,12 @@ from bench.contest import Case, Contenders, Found, compare, described, extents, 
 from bench.graphs import available, find_data, store_of
 from bench.peers.epochs import BASE
 from bench.peers.epochs import CASES as NETWORKS
-from bench.process import mggcn
 from bench.report import listed, parse, surroundings, table, write_report
-from mggcn.graph.store import graph_sha256, open_store
+from mggcn.graph.store import open_store
 from mggcn.partition.cache.cuts import users_cuts
-from mggcn.tuning.record import kept_file
 
-TUNED_EPOCHS, PAYS_BACK = 40, 20
-GOAL_EPOCHS = 3
-"""Order and tuning may cost so many epochs, or must have paid for themselves after PAYS_BACK."""
+GOAL_EPOCHS, PAYS_BACK = 3, 20
+"""The order may cost so many epochs, or must have paid for itself after PAYS_BACK."""
 Settings = dict[str, dict[str, Any]]
 """Run settings by contender, the base first."""
 PRUNED = [
@@ -70,45 +66,23 @@ def predicted(found: Found) -> str:
 
 def forget(store: Path) -> None:
     """Remove what runs, and `mggcn tune --store`, have kept of a store's graph."""
-    graph = open_store(store)
     (store / "tuned.json").unlink(missing_ok=True)
-    kept_file(graph_sha256(graph)).unlink(missing_ok=True)
-    shutil.rmtree(users_cuts(graph), ignore_errors=True)
-
-
-def tuning(store: Path, case: Case, threads: int) -> dict[str, Any]:
-    """What a run says that trying variants cost, and the seconds of its epochs and of those of a run without."""
-    settings = {"model.hidden": ",".join(map(str, case.hidden)), "train.eval_every": 0}
-    settings |= {f"run.{key}": value for key, value in BASE.items()}
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="mggcn-tuning-") as folder:
-        for name, switch in (("plain", ["--tune", "off"]), ("tuned", ["--tune", "auto"])):
-            forget(store)
-            out = Path(folder) / name
-            common = ["--threads", str(threads), "--epochs", str(TUNED_EPOCHS), "--out", str(out), "--quiet"]
-            mggcn("train", str(store), *words, *switch, *common, malloc="tuned")
-            found[name] = sum(json.loads(line)["seconds"] for line in (out / "history.jsonl").read_text().splitlines())
-        nothing = {"seconds": 0.0, "beaten": 0, "unfinished": 0}
-        found |= json.loads((out / "result.json").read_text()).get("tuning") or nothing
-    return found
+    shutil.rmtree(users_cuts(open_store(store)), ignore_errors=True)
 
 
 def set_up_cost(found: Found) -> dict[str, float]:
-    """Seconds that making the order adds to set-up; that and tuning in epochs; and when the order has paid for both."""
+    """Seconds that making the order adds to set-up; the same in epochs; and when the order has paid for it."""
     whole = {name: ready["plan_seconds"] + ready["rank_seconds"] for name, ready in found["prepared"].items()}
     epoch = {name: line["median"] for name, line in found["seconds"].items()}
     extra, saved = whole["order made"] - whole["no order"], epoch["no order"] - epoch["order kept"]
-    cost = extra + found["tuning"]["seconds"]
-    pays_back = cost / saved if saved > 0 else float("inf")
-    return {"order_s": extra, "in_epochs": cost / epoch["order kept"], "pays_back": pays_back}
+    pays_back = extra / saved if saved > 0 else float("inf")
+    return {"order_s": extra, "in_epochs": extra / epoch["order kept"], "pays_back": pays_back}
 
 
 def set_up_row(found: Found) -> list[str]:
-    cost, tuned = set_up_cost(found), found["tuning"]
+    cost = set_up_cost(found)
     met = cost["in_epochs"] <= GOAL_EPOCHS or cost["pays_back"] <= PAYS_BACK
-    cells = [f"{cost['order_s']:.2f}", f"{tuned['seconds']:.2f}", f"{tuned['beaten']:.0f} + {tuned['unfinished']:.0f}"]
-    cells += [f"{tuned['plain']:.1f}", f"{tuned['tuned']:.1f}", f"{cost['in_epochs']:.1f}", f"{cost['pays_back']:.1f}"]
+    cells = [f"{cost['order_s']:.2f}", f"{cost['in_epochs']:.1f}", f"{cost['pays_back']:.1f}"]
     return [found["case"], *cells, "met" if met else "MISSED"]
 
 
@@ -128,7 +102,7 @@ def measure(what: str, case: Case, store: Path, args: Any) -> Found:
         forget(copy)
         contenders = Contenders(case, copy, args.threads)
         starts = {name: contenders.own(run) for name, run in settings.items()}
-        return facts | compare(starts, args.rounds) | {"tuning": tuning(copy, case, args.threads)}
+        return facts | compare(starts, args.rounds)
 
 
 def describe(results: list[Found], args: Any) -> str:
@@ -137,16 +111,9 @@ def describe(results: list[Found], args: Any) -> str:
         sizes = f"{found['vertices']:,} vertices, {found['nonzeros']:,} nonzeros"
         text += f"\n## {found['what']}: {found['case']}\n\n{sizes}.\n\n{described(found, args.threads)}"
         text += predicted(found) if found["what"] == "order" else ""
-    head = [
-        "case",
-        "order s",
-        "tuning s",
-        "products it changed + left open",
-        f"{TUNED_EPOCHS} epochs, --tune off, s",
-        "by itself",
-    ]
-    rows = [set_up_row(found) for found in results if "tuning" in found and len(found["seconds"]) == 3]
-    head += ["order and tuning in epochs", "paid back after", f"goal: {GOAL_EPOCHS} epochs, or back in {PAYS_BACK}"]
+    rows = [set_up_row(found) for found in results if found["what"] == "setup" and len(found["seconds"]) == 3]
+    goal = f"goal: {GOAL_EPOCHS} epochs, or back in {PAYS_BACK}"
+    head = ["case", "order s", "in epochs", "paid back after", goal]
     return text + (f"\n## What set-up costs\n\n{table(head, rows)}" if rows else "")
 
 

@@ -1,10 +1,9 @@
-"""Epochs of a run that finds its sparse products' variants by itself, beside those with the best that trying all finds.
+"""Epochs of a run that chooses its sparse products' variants by the machine's figures, beside those with the best ones.
 
-Every run is `mggcn train` in a process of its own, from a store without a table and a machine without figures:
+Every run is `mggcn train` in a process of its own, on a machine without figures:
 
-by itself     as it comes: figures measured at the start, variants tried in the first epochs of 200, of which some are run
-figures only  --tune off
-best          --tune off, with the table of `mggcn tune --store`, which has tried all variants
+figures only  from a store without a table: figures are measured at the start
+best          from a store with the table of `mggcn tune --store`, which has timed all variants
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from bench.peers.epochs import BASE, CASES
 from bench.process import MALLOC, mggcn
 from bench.report import ROOT, SEED, listed, milliseconds, parse, spread, surroundings, table, verdict, write_report
 
-ITSELF, FIGURES, BEST = "by itself", "figures only", "best"
+FIGURES, BEST = "figures only", "best"
 FIRST = 3
 """Epochs that do not count."""
 PLANNED = 200
-"""Epochs that runs are told to make, which decides what may repay itself: the default of train.epochs."""
+"""Epochs that runs are told to make, of which some are run: the default of train.epochs."""
 POLL_S = 0.3
 EVERY = 1000
-"""Epochs that trying all may cost: as many as it takes."""
-GOAL, COST_GOAL = 1.05, 1.0
+"""Epochs' seconds that timing all may take: as many as it takes."""
+GOAL = 1.05
 
 
 @contextmanager
@@ -62,8 +61,8 @@ def settings_of(case: Case) -> list[str]:
     return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
-def trained(case: Case, store: Path, name: str, best: bytes, args: Any) -> dict[str, Any]:
-    """Train once; return the seconds of its epochs and what trying cost."""
+def trained(case: Case, store: Path, name: str, best: bytes, args: Any) -> list[float]:
+    """Train once; return the seconds of its epochs."""
     place = store / "tuned.json"
     place.unlink(missing_ok=True)
     if name == BEST and best:
@@ -71,7 +70,7 @@ def trained(case: Case, store: Path, name: str, best: bytes, args: Any) -> dict[
     with unknown_machine(), tempfile.TemporaryDirectory(prefix="mggcn-variants-") as folder:
         run = Path(folder) / "run"
         words = ["train", str(store), *settings_of(case), "--threads", str(args.threads), "--epochs", str(PLANNED)]
-        words += ["--out", str(run), "--quiet", "--tune", "auto" if name == ITSELF else "off"]
+        words += ["--out", str(run), "--quiet"]
         command = [sys.executable, "-m", "mggcn", *words]
         with subprocess.Popen(command, env=os.environ | MALLOC["tuned"], cwd=ROOT, stderr=subprocess.PIPE) as process:
             while process.poll() is None and len(epochs_of(run)) < FIRST + args.epochs:
@@ -81,9 +80,7 @@ def trained(case: Case, store: Path, name: str, best: bytes, args: Any) -> dict[
             _, said = process.communicate()
         if process.returncode not in (0, 128 + signal.SIGINT, -signal.SIGINT):  # the last: just as it was ending
             raise RuntimeError(said.decode().strip())
-        tuning = run / "tuning.json"
-        cost = json.loads(tuning.read_text()) if tuning.exists() else {}
-        return {"seconds": epochs_of(run)[: FIRST + args.epochs], "tuning": cost}
+        return epochs_of(run)[: FIRST + args.epochs]
 
 
 def epochs_of(run: Path) -> list[float]:
@@ -102,7 +99,7 @@ def measure(case: Case, store: Path, args: Any) -> dict[str, Any]:
             words = ["--threads", str(args.threads), "--epochs", str(EVERY), *settings_of(case)]
             mggcn("tune", "--store", str(copy), *words, malloc="tuned")
         best = (copy / "tuned.json").read_bytes() if (copy / "tuned.json").exists() else b""
-        runs: dict[str, list[dict[str, Any]]] = {ITSELF: [], FIGURES: [], BEST: []}
+        runs: dict[str, list[list[float]]] = {FIGURES: [], BEST: []}
         shuffled = random.Random(SEED)
         for _ in range(args.rounds):
             for name in shuffled.sample(list(runs), len(runs)):
@@ -110,13 +107,8 @@ def measure(case: Case, store: Path, args: Any) -> dict[str, Any]:
     return {"case": case.name, "runs": runs}
 
 
-def from_the_fourth(runs: list[dict[str, Any]]) -> list[float]:
-    return [seconds for run in runs for seconds in run["seconds"][FIRST:]]
-
-
-def cost_of(found: dict[str, Any]) -> float:
-    """Epochs that trying cost, in the dearest run."""
-    return max(float(run["tuning"].get("epochs", 0.0)) for run in found["runs"][ITSELF])
+def from_the_fourth(runs: list[list[float]]) -> list[float]:
+    return [seconds for run in runs for seconds in run[FIRST:]]
 
 
 def ratio_of(found: dict[str, Any], name: str) -> float:
@@ -129,26 +121,13 @@ def describe(results: list[dict[str, Any]], args: Any) -> str:
     text = (
         f"Scale {args.scale:g}, {args.threads} threads, {args.rounds} rounds of {args.epochs} epochs, malloc tuned.\n\n"
     )
-    text += verdict("over the best, the worst network", max(ratio_of(f, ITSELF) for f in results), GOAL, at_most=True)
-    text += verdict("epochs that trying cost, the dearest run", max(map(cost_of, results)), COST_GOAL, at_most=True)
-    head = [
-        "case",
-        "run",
-        "ms/epoch from the 4th on",
-        "min .. max",
-        "over the best",
-        "tried",
-        "changed",
-        "cost, epochs",
-    ]
+    text += verdict("over the best, the worst network", max(ratio_of(f, FIGURES) for f in results), GOAL, at_most=True)
+    head = ["case", "run", "ms/epoch from the 4th on", "min .. max", "over the best"]
     rows = []
     for found in results:
         for name, runs in found["runs"].items():
-            tuning = runs[-1]["tuning"]
-            tried = [tuning.get("products", 0), tuning.get("beaten", 0), f"{cost_of(found):.2f}"]
             times = milliseconds(spread(from_the_fourth(runs)))
-            cells = [f"{ratio_of(found, name):.2f}", *(tried if name == ITSELF else ["", "", ""])]
-            rows.append([found["case"], name, *times, *cells])
+            rows.append([found["case"], name, *times, f"{ratio_of(found, name):.2f}"])
     return f"{text}\n{table(head, rows)}"
 
 
@@ -168,9 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
         if available(case.graph, find_data(args.data)):
             print(case.name, file=sys.stderr)
             record["measured"].append(measure(case, store_of(case.graph, args), args))
-    write_report(
-        "variants", "Variants that a run finds by itself", describe(record["measured"], args), record, args.out
-    )
+    write_report("variants", "Variants by the machine's figures", describe(record["measured"], args), record, args.out)
 
 
 if __name__ == "__main__":

@@ -277,7 +277,7 @@ class Trainer:
             on_epoch: As of `fit`.
             ranks: Another number of ranks, where the strategy is exact; the results then differ by rounding.
             **schedule: lr, warmup, schedule and its settings (schedule_step, schedule_gamma, schedule_patience) of a new
-                schedule; patience, to go on after an early stop; threads, bind, memory_limit, log, timeout_s and tune,
+                schedule; patience, to go on after an early stop; threads, bind, memory_limit, log and timeout_s,
                 which belong to the machine and change no result.
 
         Returns:

@@ -18,7 +18,7 @@ from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.driver import visible_gpus
-from mggcn.backend.sparse_products import Explorer
+from mggcn.backend.sparse_products import WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.blocks.block import Stack
 from mggcn.comm.base import Communicator
@@ -50,8 +50,6 @@ from mggcn.train.targets import batch_target, make_target
 from mggcn.train.threads import Cores, ThreadChoice
 from mggcn.train.timeline import Timeline, Unwatched, Watch
 from mggcn.train.trainer import RankTrainer
-from mggcn.tuning.epochs import LAST, Tuning
-from mggcn.tuning.exploration import Exploration
 
 
 @dataclass(slots=True)
@@ -84,23 +82,23 @@ def make_backend(
     plan: RankPlan,
     device: Callable[[], Device],
     choices: Choices = NO_CHOICES,
-    exploration: Explorer | None = None,
+    wrap_spmm: WrapSpmm | None = None,
     threads: int = 0,
     figures: Figures = ASSUMED,
 ) -> KernelBackend:
     """Return the kernels of one rank. Raises: BackendError.
 
-    threads: of a CPU; 0: those of the configuration. choices: measured variants of sparse products. exploration: tries
-    those of the others. figures: of the CPU, by which its kernels are chosen.
+    threads: of a CPU; 0: those of the configuration. choices: measured variants of sparse products. wrap_spmm:
+    wraps sparse products. figures: of the CPU, by which its kernels are chosen.
     """
     storage = DTYPES[plan.sizes.dtype]
     if config.run.device == "cpu":
         threads = threads or threads_per_rank(config)
-        return CpuBackend(storage, threads, choices=choices, exploration=exploration, figures=figures)
+        return CpuBackend(storage, threads, choices=choices, wrap_spmm=wrap_spmm, figures=figures)
     from mggcn.backend.cuda.backend import CudaBackend
 
     workspace_bytes = plan.regions["kernel work space"]
-    return CudaBackend(storage, device(), workspace_bytes, config.run.spmm, choices, exploration)
+    return CudaBackend(storage, device(), workspace_bytes, config.run.spmm, choices, wrap_spmm)
 
 
 def make_rank(
@@ -113,14 +111,14 @@ def make_rank(
     device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
     folder: Path | None = None,
     choices: Choices = NO_CHOICES,
-    tuning: Tuning | None = None,
+    wrap_spmm: WrapSpmm | None = None,
     feed: Feed | None = None,
 ) -> Rank:
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
     device_of: which device serves a rank under run.device cuda. folder: the run's, into which run.timeline writes.
-    choices: measured variants of sparse products. tuning: times the variants of all other products in the coming
-    epochs, over the same transport. On a CPU neither changes a result, on a GPU slices add long rows in another order.
+    choices: measured variants of sparse products; on a CPU none changes a result, on a GPU slices add long rows in another
+    order. wrap_spmm: wraps sparse products, such as to note them.
     feed: makes the steps of an epoch over the blocks for which the plan was made; by default one, over the whole graph.
     Raises: GraphError, BackendError, PlanError.
     """
@@ -133,9 +131,8 @@ def make_rank(
     # torch's products may differ in the last bits between numbers of threads: theirs depends on the plan alone.
     torch.set_num_threads(first)
     rank_plan = plan.ranks[comm.rank]
-    exploration = None if tuning is None else Exploration()
     backend = make_backend(
-        config, rank_plan, lambda: device_of(config, comm), choices, exploration, threads, plan.figures
+        config, rank_plan, lambda: device_of(config, comm), choices, wrap_spmm, threads, plan.figures
     )
     context = _make_context(config, graph, plan, partition, backend, comm)
     counted, inputs = context.comm, _read_inputs(context)
@@ -149,12 +146,8 @@ def make_rank(
     if config.run.timeline and folder is not None:
         watch = Timeline(plan, comm, folder, 1 if feed is None else feed.num_steps)
         runtime.annotate = counted.annotate = record_function
-    if tuning is not None and exploration is not None:
-        # Trials are timed around whatever watches the epochs, so that it sees them too.
-        tuning.begin(watch, backend.synchronize, exploration)
-        watch = tuning
     ranking = _ranking_scores(context, inputs)
-    choice = _thread_choice(config, backend, first, tuning)
+    choice = _thread_choice(config, backend, first)
     load = _loader(context, runtime, feed.stack).load if feed is not None and feed.stack is not None else _unchanged
     trainer = RankTrainer(
         config, rank_plan, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice, feed, load
@@ -216,16 +209,11 @@ class _RankContext:
         )
 
 
-def _thread_choice(config: Config, backend: KernelBackend, first: int, tuning: Tuning | None) -> ThreadChoice | None:
-    """Return what chooses the threads of epochs; None where the user has set them, or a timeline is to show them.
-
-    Variants of products are tried before, where epochs are long, on all threads.
-    """
+def _thread_choice(config: Config, backend: KernelBackend, first: int) -> ThreadChoice | None:
+    """Return what chooses the threads of epochs; None where the user has set them, or a timeline is to show them."""
     if config.run.threads or config.run.timeline:
         return None
-    return ThreadChoice(
-        backend.team, first, config.run.ranks, Cores(), wait=LAST if tuning is not None and first > 1 else 0
-    )
+    return ThreadChoice(backend.team, first, config.run.ranks, Cores())
 
 
 def _make_context(

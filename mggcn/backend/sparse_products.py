@@ -1,8 +1,8 @@
-"""A device's sparse products, as the search for their fastest variants uses them."""
+"""A device's sparse products, as `mggcn tune --store` times their variants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,12 +23,10 @@ class Product:
     summed: bool
     """Whether the result is of the type of sums."""
     choice: SpmmChoice
-    measured: bool
-    """Whether the choice is a table's, not the model's."""
 
 
 class Spmm(Protocol):
-    """A sparse product of a device: our kernels, cuSPARSE, or products that are explored."""
+    """A sparse product of a device: our kernels, cuSPARSE, or what is wrapped around them."""
 
     def multiply(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
         """Implement KernelBackend.spmm."""
@@ -43,12 +41,10 @@ class SparseProducts(Protocol):
         ...
 
     def proposals(
-        self, product: Product, adj: Sparse, h: Tensor, out: Tensor, slowest: float
-    ) -> tuple[SpmmKey, Mapping[SpmmChoice, float]]:
-        """Return the product's key in a table, and the variants to be timed, ready for it, the model's choice first.
-
-        With each variant what the model expects it to take, in a unit of its own. slowest: how many times its own choice's
-        seconds at most; infinite: all variants.
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
+    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
+        """Return the product's key in a table, and all variants, ready to be timed: the model's choice, then the others,
+        the one that it expects to be fastest first.
         """
         ...
 
@@ -66,12 +62,5 @@ class SparseProducts(Protocol):
         ...
 
 
-class Explorer(Protocol):
-    """Finds out from the calls of a run which variants are fastest (`tuning/exploration.py`)."""
-
-    def explored(self, products: SparseProducts, now: Callable[[], float]) -> Spmm:
-        """Return products that run each call in the variant whose time is most worth knowing.
-
-        now: returns the seconds of a clock once all work queued on the device is done.
-        """
-        ...
+WrapSpmm = Callable[[SparseProducts], Spmm]
+"""Wraps a device's sparse products, such as to note which of them an epoch calls."""

@@ -8,10 +8,6 @@ from types import MappingProxyType
 from typing import Literal
 
 SpmmVariant = Literal["rows", "panels", "blocks"]
-HOPELESS = 1.5
-"""A run does not try a variant that the model expects to take more than so many times as long as its own choice: about what
-predictions of two variants beside each other were off at most on two machines (note 0029).
-"""
 
 
 @dataclass(frozen=True, slots=True)

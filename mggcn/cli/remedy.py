@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from mggcn.config import Config
 from mggcn.config.files import to_tables
+from mggcn.config.values import DROPPED
 from mggcn.errors import did_you_mean
 
 WISHES = {
@@ -66,6 +67,8 @@ def _of_flag(words: list[str], flags: Collection[str]) -> str:
     settings = {key: f"--set {table}.{key}={value}" for table, keys in tables.items() for key in keys}
     if name in settings:
         return f"; use {settings[name]}"
+    if tables and ("run", name) in DROPPED:
+        return f"; {DROPPED['run', name]}"
     if (wish := WISHES.get(name, "")).partition(" ")[0] in flags:
         return f"; use {wish.format(value=value)}"
     known = {f"--{key}".replace("_", "-"): text for key, text in settings.items()} | {

@@ -44,7 +44,6 @@ FLAGS = {
     "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
     "--split": ("data", "split", "which split of the store, from 0"),
     "--spmm": ("debug", "spmm", ""),
-    "--tune": ("debug", "tune", ""),
 }
 
 
@@ -97,10 +96,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
     for flag, (table, key, text) in FLAGS.items():
         metavar = flag.lstrip("-").rpartition("-")[2].upper()
-        tune: dict[str, Any] = {"nargs": "?", "const": "on"} if key == "tune" else {}
         text += f" ({_range(table, key, '{}, ')}default: {defaults[table][key]})"
         shown = text if table != "debug" else argparse.SUPPRESS
-        group.add_argument(flag, dest=f"setting_{key}", metavar=metavar, help=shown, **tune)
+        group.add_argument(flag, dest=f"setting_{key}", metavar=metavar, help=shown)
     group.add_argument(
         "--timeline",
         dest="setting_timeline",

@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--epochs",
         type=float,
-        help="of up to 40 epochs of the run, how many epochs' seconds trying slower variants may cost, about, before the "
-        "rest is left (default: 3); Ctrl-C ends them and saves what is known",
+        help="how many epochs' seconds timing may take, about, before the rest is left open (default: 40); Ctrl-C ends it "
+        "and saves what is known",
     )
     group.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of the run's settings")
@@ -107,18 +107,20 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     from mggcn.graph.store import open_store
     from mggcn.runs.auto import resolve_auto
     from mggcn.runs.local import signalled_stop
-    from mggcn.runs.tune import BUDGET, MOST_EPOCHS, tune_products
-    from mggcn.tuning.record import STORE_FILE, check_writable, outdated, read_choices, write_choices
+    from mggcn.runs.product_table import STORE_FILE, check_writable, outdated, read_choices, write_choices
+    from mggcn.runs.tune_products import BUDGET, tune_products
 
     if arguments.out is not None:
         raise ConfigError("mggcn tune --store writes its table beside the store; remove --out")
     if arguments.seconds is not None:
         raise ConfigError(
-            "--seconds is for figures of the machine; with --store, --epochs says what trying variants may cost"
+            "--seconds is for figures of the machine; with --store, --epochs says how long timing may take"
         )
     budget = BUDGET if arguments.epochs is None else arguments.epochs
     if not 0 < budget < math.inf:
-        raise ConfigError(f"--epochs must be a positive number of epochs that trying variants may cost, got {budget:g}")
+        raise ConfigError(
+            f"--epochs must be a positive number of epochs that timing may take as long as, got {budget:g}"
+        )
     named = {"run.ranks": arguments.ranks, "run.threads": arguments.threads or None, "model.hidden": arguments.width}
     settings = [f"{key}={value}" for key, value in named.items() if value is not None]
     base = Config() if arguments.config is None else from_toml(arguments.config)
@@ -138,8 +140,8 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     if other := outdated(table):
         print(f"{printable(other)}, and make room for what is found", flush=True)
     print(
-        f"trying the variants of sparse products in up to {MOST_EPOCHS} epochs of the run, of which slower ones may cost "
-        f"about {budget:g}; Ctrl-C ends them and saves what is known",
+        f"timing all variants of the run's sparse products, for about {budget:g} epochs' seconds at most; Ctrl-C ends it "
+        "and saves what is known",
         flush=True,
     )
     with signalled_stop() as stop:

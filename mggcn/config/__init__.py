@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from mggcn.config.model import ModelConfig as ModelConfig
-from mggcn.config.values import DEBUG, RENAMED, Range, fields_of, parse_field, setting
+from mggcn.config.values import DEBUG, DROPPED, RENAMED, Range, fields_of, parse_field, setting
 from mggcn.config.values import require as _require
 from mggcn.config.values import settle as _settle
 from mggcn.errors import ConfigError, did_you_mean
@@ -207,10 +207,6 @@ class RunConfig:
     recompute: Literal["off", "on"] = "off"
     """Rows that dense products made and the backward pass reads: on computes them again where their operand is kept
     anyway, for less memory and the time of these products; the same bits."""
-    tune: Literal["auto", "on", "off"] = "auto"
-    """Whether the first epochs on a CPU try the variants of its sparse products that the machine's figures leave open, at a
-    cost of at most about an epoch, and keep the fastest, in the run and the user's cache; no result changes. auto: those
-    that the epochs left can repay, but not with `timeline`; on: all; off: none."""
     log: Literal["none", "tensorboard"] = "none"
     """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""
     timeline: bool = False
@@ -241,13 +237,6 @@ class RunConfig:
             )
         if self.transport == "single" and self.ranks > 1:
             raise ConfigError(f"run.transport single has one rank, got run.ranks {self.ranks}; use threads or gloo")
-        if self.tune == "on" and self.device == "cuda":
-            raise ConfigError(
-                "debug.tune tries variants of a CPU's sparse products, got run.device cuda; leave --tune out, and time "
-                "a GPU's with mggcn tune --store"
-            )
-        if self.tune == "on" and self.timeline:
-            raise ConfigError("run.timeline would record epochs that debug.tune on makes slow; use one after the other")
 
     @property
     def delay_epochs(self) -> int | None:
@@ -300,6 +289,8 @@ def parse_value(table: str, key: str, value: Any) -> Any:
         new, values = RENAMED[table, key]
         meaning = ", ".join(f"{was} is now {now}" for was, now in values.items())
         raise ConfigError(f"{table}.{key} has been renamed to {setting(table, new)}, and its values too: {meaning}")
+    if (table, key) in DROPPED:
+        raise ConfigError(f"there is no setting {table}.{key} any more: {DROPPED[table, key]}")
     part = DEBUG.get(key, table) if table == "debug" else table
     owner = next((name for name, kind in PARTS.items() if key in fields_of(kind)), part)
     if owner != part:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from mggcn.config import PARTS, Config, ModelConfig, from_tables
 from mggcn.config.model import ignored_settings
-from mggcn.config.values import DEBUG, RENAMED, fields_of, setting, type_name, with_new_names
+from mggcn.config.values import DEBUG, DROPPED, RENAMED, fields_of, setting, type_name, with_new_names
 from mggcn.errors import ConfigError, did_you_mean
 from mggcn.files import read_toml, reason
 
@@ -43,8 +43,8 @@ def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) ->
 def as_saved(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the tables that a run saved, perhaps with an earlier version, for this version.
 
-    Names and tables are the new ones; what the kind of model ignores, and an earlier version saved all the same, is left
-    out.
+    Names and tables are the new ones; what this version has no more, and what the kind of model ignores and an earlier
+    version saved all the same, is left out.
     """
     now = {name: with_new_names(name, table) if isinstance(table, dict) else table for name, table in tables.items()}
     if isinstance(model := now.get("model"), dict):
@@ -131,7 +131,7 @@ def setting_name(key: str) -> str:
         table, _, name = key.partition(".")
         return setting(table, name)
     owners = [part for part, kind in PARTS.items() if key in fields_of(kind)]
-    owners = owners or [table for table, old in RENAMED if old == key]
+    owners = owners or [table for table, old in (*RENAMED, *DROPPED) if old == key]
     if not owners:
         known = sorted(name for kind in PARTS.values() for name in fields_of(kind))
         raise ConfigError(f"unknown setting {key!r}{did_you_mean(key, known)}; known are {', '.join(known)}")

@@ -22,7 +22,7 @@ DEBUG: Final = {
     "concat_heads": "model",
     "weight_decay_on": "train",
     "schedule_start": "train",
-    **dict.fromkeys(("bind", "spmm", "stale_aggregates", "products", "features", "prune", "tune"), "run"),
+    **dict.fromkeys(("bind", "spmm", "stale_aggregates", "products", "features", "prune"), "run"),
 }
 """Settings that tests, measurements and resumed runs set, and hardly a user: in files and on the command line they stand
 in table [debug], in Python in the part of the configuration that reads them, which is named here."""
@@ -99,8 +99,7 @@ def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
         return parse_bytes(value) if size and isinstance(value, str) else convert(hint, value)
     except (TypeError, ValueError, OverflowError) as error:
         known = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-        new = {str(was).lower(): now for was, now in REVALUED.get((table, key), {}).items()}.get(str(value).lower())
-        meant = f"; {str(value).lower()} is now {new}" if new else did_you_mean(str(value), known)
+        meant = did_you_mean(str(value), known)
         raise ConfigError(f"{setting(table, key)} expects {type_name(key, hint)}, got {value!r}{meant}") from error
 
 
@@ -184,18 +183,19 @@ RENAMED: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
     ("run", "between"): ("stale_aggregates", {"local": "discard", "last": "reuse"}),
 }
 """Settings of earlier versions: the name that each has now, and its values."""
-REVALUED: dict[tuple[str, str], dict[Any, str]] = {("run", "tune"): {True: "on", False: "off"}}
-"""Settings whose values had other names in earlier versions."""
+DROPPED: dict[tuple[str, str], str] = dict.fromkeys(
+    (("run", "tune"), ("debug", "tune")),
+    "a run takes the variants of its sparse products by the machine's figures, or as mggcn tune --store has measured them; "
+    "leave it out",
+)
+"""Settings of earlier versions that this one has not, and what takes their place. Saved ones are left out."""
 
 
 def with_new_names(table: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the settings of a table that an earlier version saved to their present names and values."""
-    found = dict(settings)
+    found = {key: value for key, value in settings.items() if (table, key) not in DROPPED}
     for (owner, old), (new, values) in RENAMED.items():
         if owner == table and old in found:
             value = found.pop(old)
             found[new] = values.get(value, value)
-    for (owner, name), values in REVALUED.items():
-        if owner == table and isinstance(found.get(name), bool):
-            found[name] = values[found[name]]
     return found

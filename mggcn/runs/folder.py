@@ -28,10 +28,10 @@ from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict
 from mggcn.planning.shape import GraphShape, check_shape
 from mggcn.runs.began import beginnings, changed_parts, check_settings, record_change
+from mggcn.runs.product_table import RUN_FILE, STORE_FILE, read_choices, write_choices
 from mggcn.runs.sweep_folder import refuse_sweep
 from mggcn.train.log import read_record, require_history, write_json
 from mggcn.train.repeats import best_repeat, is_kept
-from mggcn.tuning.record import RUN_FILE, known_choices, read_choices, write_choices
 
 if TYPE_CHECKING:
     from mggcn.train.checkpoint import Progress
@@ -41,7 +41,7 @@ SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "schedule_patie
 """Settings of [train] that make a schedule."""
 CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 """Settings of [train] with which a run may be continued."""
-MACHINE = ("threads", "bind", "memory_limit", "log", "timeout_s", "tune")
+MACHINE = ("threads", "bind", "memory_limit", "log", "timeout_s")
 """Settings of [run] that belong to the machine and change no result: a run that continues may change them."""
 FILES = ("config.toml", "plan.json", "job.json")
 """What every run folder has, also before its first epoch."""
@@ -298,7 +298,7 @@ def write_plan(
     if beside is not None:
         host = host_of(plan.config)
         with discarded_if_refused(folder):
-            measured = known_choices(beside, graph_sha256(graph), host)
+            measured = read_choices(beside / STORE_FILE, host)
         if measured:
             write_choices(folder / RUN_FILE, host, measured)
     names = {"class_names": list(graph.class_names)} if graph.class_names else {}

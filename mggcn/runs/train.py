@@ -21,7 +21,6 @@ from mggcn.assemble.plan import (
     bind_process,
     check_available,
     dense_products,
-    host_of,
     in_float32,
     memory_limit,
     plan_graph,
@@ -48,7 +47,6 @@ from mggcn.planning.shared import Shared
 from mggcn.runs.auto import resolve_auto
 from mggcn.runs.folder import (
     discarded_if_refused,
-    epochs_done,
     known_plan,
     make_run_folder,
     measured_products,
@@ -60,14 +58,13 @@ from mggcn.runs.folder import (
 from mggcn.runs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.runs.nccl_record import nccl_record
 from mggcn.runs.occupied import occupied
+from mggcn.runs.product_table import RUN_FILE, STORE_FILE, outdated
 from mggcn.runs.regroup import regrouped, with_ranks
 from mggcn.runs.result import read_result
 from mggcn.runs.weights import check_start, keep_start, start_of, weights_of
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import HistoryFollower, RunLog, write_json
 from mggcn.train.tensorboard import TensorBoard
-from mggcn.tuning.findings import Findings
-from mggcn.tuning.record import RUN_FILE, STORE_FILE, kept_file, outdated, save_findings, summary_of
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
@@ -187,31 +184,20 @@ def train_rank(
         if graph.class_names:
             result["class_names"] = list(graph.class_names)
         if comm.rank == 0:
-            tuned = summary_of(folder)
-            write_json(folder / "result.json", result | ({"tuning": tuned} if tuned else {}))
+            write_json(folder / "result.json", result)
         return rank
 
 
 def _set_up(comm: Communicator, run: PlannedRun, graph: Graph, stop: Stop, log: RunLog) -> Rank:
     """Return a rank that is ready to train: it has the weights of the start, and what is known of its products."""
     from mggcn.assemble.rank import make_rank
-    from mggcn.tuning.epochs import Tuning, limits_of
 
     config, folder, store = run.config, run.folder, store_folder(graph)
     choices = measured_products(folder, config)
-    kept_in = None if store is None else kept_file(graph_sha256(graph))
-    tables = [folder / RUN_FILE, *([] if store is None or kept_in is None else [store / STORE_FILE, kept_in])]
+    tables = [folder / RUN_FILE, *([] if store is None else [store / STORE_FILE])]
     if comm.rank == 0 and (text := next(filter(None, map(outdated, tables)), "")):
         log.say(text)
-
-    def report(findings: Findings) -> None:
-        said = save_findings(findings, host_of(config), folder, kept_in)
-        if findings.trials or config.run.tune == "on":
-            log.say(said)
-
-    limits = limits_of(config, epochs_done(folder, config))
-    tuning = None if limits is None else Tuning(comm, limits, report)
-    rank = make_rank(config, graph, run.plan, run.partition, comm, stop, folder=folder, choices=choices, tuning=tuning)
+    rank = make_rank(config, graph, run.plan, run.partition, comm, stop, folder=folder, choices=choices)
     if (start := start_of(folder)) is not None:
         rank.trainer.warm_start(start)
     return rank

@@ -1,8 +1,7 @@
-"""`mggcn tune`: measures what plans predict with, and writes it as a machine's file; or times the products of a run."""
+"""`mggcn tune`: measures what plans predict with, and writes it as a machine's file."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -14,37 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mggcn.assemble.plan import memory_limit, plan_graph, plan_shape
-from mggcn.assemble.rank import gpu_of_rank, make_backend, make_rank
+from mggcn.assemble.plan import plan_shape
+from mggcn.assemble.rank import make_backend
 from mggcn.backend.cpu.figures import ITEMS, Figures
 from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import processor_name, this_host
 from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError
 from mggcn.files import reason, write_text
-from mggcn.graph.csr import Graph
 from mggcn.memory.units import free_bytes
-from mggcn.planning.advice import require_fit
 from mggcn.planning.shape import GraphShape
-from mggcn.runs.local import on_local_ranks
-from mggcn.tuning.epochs import Tuning
-from mggcn.tuning.exploration import Exploration, Limits
-from mggcn.tuning.findings import Findings
-from mggcn.tuning.messages import measure_links, measure_nccl
+from mggcn.runs.messages import measure_links, measure_nccl
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
     from mggcn.backend.base import KernelBackend
-    from mggcn.backend.cuda.base import Device
-    from mggcn.comm.base import Communicator
-    from mggcn.train.loop import Stop
-
-MOST_EPOCHS = 40
-"""Some twenty variants twice each: products that are called seldom may be left undecided."""
-BUDGET = 3.0
-"""Epochs that trying all variants may cost by default."""
-REPORT_EVERY = 10
-"""Epochs between two lines that tell how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,55 +176,3 @@ def _toml(content: Mapping[str, Any]) -> str:
     top = {key: plain for key, plain in content.items() if key not in ("device", *many)}
     tables = [line for name in many for each in content.get(name, ()) for line in ("", f"[[{name}]]", *lines(each))]
     return "\n".join([*lines(top), "", "[device]", *lines(content.get("device", {})), *tables, ""])
-
-
-def tune_products(
-    config: Config,
-    graph: Graph,
-    budget: float,
-    report: Callable[[str], None],
-    stop: Stop,
-    device_of: Callable[[Config, Communicator], Device] = gpu_of_rank,
-) -> Findings:
-    """Train, without a run folder, until the variants of all products are known or have cost `budget` epochs.
-
-    Ranks are threads. report: called now and then with how far it is. stop: ends it after an epoch, with what is known.
-    device_of: which device serves a rank under run.device cuda.
-    Cost: set-up, then at most MOST_EPOCHS epochs, with evaluations if they have products of their own; memory as planned.
-    Raises: ConfigError for cuSPARSE's products; PlanError if it does not fit; GraphError; TrainError.
-    """
-    if config.run.spmm != "own":
-        raise ConfigError(f"mggcn tune --store times mggcn's own products, got debug.spmm {config.run.spmm}; use own")
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=MOST_EPOCHS))
-    plan, partition = plan_graph(config, graph)
-    require_fit(plan, memory_limit(config))
-    found: list[Findings] = []
-
-    def body(comm: Communicator) -> None:
-        tuning = Tuning(comm, Limits(budget=budget, slowest=math.inf), found.append, MOST_EPOCHS)
-        rank = make_rank(config, graph, plan, partition, comm, device_of=device_of, tuning=tuning)
-        runtime = rank.trainer.runtime
-        for epoch in range(MOST_EPOCHS):
-            rank.trainer.step(epoch)
-            # Each rank sees a signal, or is done, at its own time; all must end after the same epoch.
-            ends = torch.tensor([stop.signal, not tuning.exploration.done])
-            comm.all_reduce(ends).wait()
-            if ends[0] or not ends[1]:
-                break
-            if comm.rank == 0 and (epoch + 1) % REPORT_EVERY == 0:
-                report(progress(epoch + 1, tuning.exploration))
-            if runtime.programs["evaluate"].aggregations != runtime.programs["train"].aggregations:
-                rank.trainer.evaluate()
-        rank.watch.close()
-
-    on_local_ranks(config, body)
-    return found[0]
-
-
-def progress(epochs: int, exploration: Exploration) -> str:
-    """Describe the progress of a rank."""
-    trials, cost = exploration.trials, exploration.cost_s / exploration.epoch_s
-    return (
-        f"epoch {epochs} of at most {MOST_EPOCHS}: {sum(trial.known for trial in trials)} of {len(trials)} sparse products "
-        f"are known, at a cost of {cost:.1f} epochs so far (rank 0)"
-    )

@@ -57,12 +57,10 @@ class ThreadChoice:
     Several ranks wait for each other, so they choose alike, from the mean of their seconds, which comes an epoch late;
     what one of them knows of its cores is not theirs.
 
-    first: threads to begin with. use: how the cores are used. wait: epochs before the first trial.
+    first: threads to begin with. use: how the cores are used.
     """
 
-    def __init__(
-        self, team: Team, first: int, ranks: int, use: Callable[[], ProcessorUse | None], *, wait: int = 0
-    ) -> None:
+    def __init__(self, team: Team, first: int, ranks: int, use: Callable[[], ProcessorUse | None]) -> None:
         sizes = [team.planned]
         while sizes[-1] > 1:
             sizes.append(sizes[-1] // 2)
@@ -72,7 +70,7 @@ class ThreadChoice:
         team.running = first
         self._seen = {size: deque[float](maxlen=5) for size in sizes}
         self._best: dict[int, float] = {}
-        self._skip = 1 + self._lag + wait
+        self._skip = 1 + self._lag
         self._home: tuple[int, float] | None = None
         self._pause, self._paused = 0, 0
         self._total_s = self._spent_s = 0.0

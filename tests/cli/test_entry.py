@@ -178,7 +178,7 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         assert "model.hidden=128,128" in text
         assert "model.dropout=0.0 (in [0, 1))" in text
         assert "(1 or more, default: 200)" in text
-        assert "--tune" not in text
+        assert "--spmm" not in text
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

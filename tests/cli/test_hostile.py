@@ -32,7 +32,7 @@ IN_RUN = (
     "checkpoints/*/best.safetensors",
 )
 IN_STORE = ("meta.json", "tuned.json", ".trusted.json", "indptr.npy", "features.npy", "labels.npy", "train.npy")
-SETTINGS = ["--threads", 1, "--set", "model.hidden=4", "--epochs", 2, "--set", "run.tune=off"]
+SETTINGS = ["--threads", 1, "--set", "model.hidden=4", "--epochs", 2]
 TITLE = "\x1b]0;title\x07\x1b[31m\u202e\x9b1m"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +37,31 @@ def run(tmp_path: Path) -> Path:
         (["--set", "run.memory_limit=4GiB"], "memory_limit", 4 << 30),
         (["--set", "run.timeout_s=77"], "timeout_s", 77.0),
         (["--set", "run.bind=off"], "bind", "off"),
-        (["--set", "run.tune=off"], "tune", "off"),
     ],
 )
 def test_a_resumed_run_takes_what_belongs_to_the_machine(words: list[str], name: str, value: object, run: Path) -> None:
     """Fails if a run cannot go on with fewer threads or less memory, or goes on with what it had."""
     assert main(["train", "--resume", str(run), "--epochs", "5", "--quiet", *words]) == 0
     assert getattr(from_toml(run / "config.toml", saved=True).run, name) == value
+
+
+@pytest.mark.parametrize("value", ["off", "auto", "on", True])
+def test_a_run_of_a_version_that_tried_variants_goes_on(value: object, run: Path) -> None:
+    """Fails if a setting, a file or a score that is no more stops a run, or its report."""
+    saved, record = run / "config.toml", run / "job.json"
+    table = "debug" if isinstance(value, str) else "run"
+    line = f'tune = "{value}"' if isinstance(value, str) else "tune = true"
+    saved.write_text(saved.read_text().replace(f"[{table}]\n", f"[{table}]\n{line}\n"))
+    job = json.loads(record.read_text())
+    job["configs"][0][table]["tune"] = value
+    record.write_text(json.dumps(job))
+    (run / "tuning.json").write_text('{"seconds": "damaged')
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"tuning": {"seconds": 0.1, "products": 2}}))
+    assert main(["report", str(run)]) == 0
+    assert main(["train", "--resume", str(run), "--epochs", "5", "--quiet"]) == 0
+    assert "tune" not in saved.read_text()
+    assert "tuning" not in json.loads((run / "result.json").read_text())
 
 
 @pytest.mark.parametrize("setting", ["run.precision=fp64", "run.order=none", "model.hidden=8", "train.seed=5"])

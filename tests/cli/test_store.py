@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,15 +9,9 @@ import numpy as np
 import pytest
 
 import mggcn
-from mggcn.backend.cpu.machine import this_host
-from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
 from mggcn.cli.entry import main
-from mggcn.errors import StoreError
 from mggcn.graph import trusted
-from mggcn.graph.generate import community
-from mggcn.graph.store import graph_sha256, open_store
 from mggcn.graph.store_write import write_store
-from mggcn.tuning.record import STORE_FILE, kept_file, known_choices, write_choices
 from tests.cli.runs import run_main
 from tests.graph.small import small_graph
 
@@ -78,32 +71,13 @@ def test_a_store_that_is_read_stays_as_it_is(
     assert run_main("store", "info", store) == 0
     assert run_main("plan", store, *threads, *more) == 0
     train = ["train", store, *threads, *more, "--epochs", 2, "--quiet"]
-    assert run_main(*train, "--set", "run.tune=on", "--out", run) == 0
+    assert run_main(*train, "--out", run) == 0
     assert run_main("status", run) == 0
     assert run_main("predict", run) == 0
     assert run_main("predict", run, "--store", store, "--out", tmp_path / "again.npy") == 0
     assert run_main("train", "--resume", run, "--epochs", 3, "--quiet") == 0
     assert state() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.npy", "g", "run"]
-
-
-def test_products_that_were_kept_beside_a_store_are_read(tmp_path: Path) -> None:
-    """Fails if a run ignores the table of `mggcn tune --store`, or what a run found counts more."""
-    write_store(community(60, 200, 4, 3, seed=7), tmp_path / "g")
-    graph, host = open_store(tmp_path / "g"), this_host(1)
-    first = SpmmKey(rows=1, columns=2, nnz=3, width=4, item=4, summed=True, pattern="a")
-    second = dataclasses.replace(first, rows=9)
-    fast, slow = SpmmChoice("blocks", blocks=2), SpmmChoice("rows")
-    digest = graph_sha256(graph)
-    assert known_choices(tmp_path / "g", digest, host) == {}
-    write_choices(tmp_path / "g" / STORE_FILE, host, {first: fast})
-    write_choices(kept_file(digest), host, {first: slow, second: slow})
-    assert known_choices(tmp_path / "g", digest, host) == {first: fast, second: slow}
-    kept_file(digest).write_text("no JSON")
-    assert known_choices(tmp_path / "g", digest, host) == {first: fast}
-    (tmp_path / "g" / STORE_FILE).write_text("no JSON")
-    with pytest.raises(StoreError, match="mggcn tune --store"):
-        known_choices(tmp_path / "g", digest, host)
 
 
 def test_info_names_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

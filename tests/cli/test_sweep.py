@@ -279,7 +279,7 @@ def test_what_varies_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a call without a grid, or with two meanings, starts."""
     assert "needs GRID, a TOML file, and STORE" in refused(capsys, "sweep")
-    for given in (["grid.toml"], ["--epochs", 500], ["--set", "model.hidden=8"], ["--at-once", 2], ["--tune"]):
+    for given in (["grid.toml"], ["--epochs", 500], ["--set", "model.hidden=8"], ["--at-once", 2]):
         assert "remove GRID, STORE, settings" in refused(capsys, "sweep", *given, "--resume", tmp_path)
     assert "is not the folder of a sweep" in refused(capsys, "sweep", "--resume", tmp_path)
     assert "cannot read the sweep" in refused(capsys, "sweep", tmp_path / "none.toml", tmp_path)

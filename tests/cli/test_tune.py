@@ -15,9 +15,8 @@ from mggcn.backend.spmm_choice import SpmmChoice
 from mggcn.cost.machine import read_machine
 from mggcn.errors import ConfigError
 from mggcn.graph.store import write_store
-from mggcn.runs import tune
+from mggcn.runs import tune_products
 from mggcn.runs.tune import TuneSettings, write_machine
-from mggcn.tuning.exploration import BUDGET, Exploration, Trial
 from tests.cli.runs import refused, run_main
 from tests.graphs import make_graph, pattern
 
@@ -80,18 +79,15 @@ def test_tuned_products_change_no_bit(
     plain = train("plain")
     assert not (tmp_path / "plain" / "products.json").exists()
     # Whatever is fastest here: a variant that no model would choose wins by far.
-    original = Exploration.add
-
-    def add(self: Exploration, trial: Trial, kind: Any, variant: int, seconds: float) -> None:
-        original(self, trial, kind, variant, 1e-9 if trial.variants[variant].way == "blocks" else 9e-9)
-
-    monkeypatch.setattr(Exploration, "add", add)
+    monkeypatch.setattr(
+        tune_products, "call_s", lambda call, choice, synchronize: 1e-9 if choice.way == "blocks" else 9e-9
+    )
     assert run_main("tune", "--store", store, "--threads", 1, "--width", "33") == 0
     said = capsys.readouterr().out
     assert "the model: rows" in said
     assert ", measured: 9.00 times as fast as rows" in said
-    assert "; blocks, 2 0.00 (2)" in said
-    assert "trying variants cost" in said
+    assert "; blocks, 2 0.00 (3)" in said
+    assert "sparse products take another variant than the model's; timing them took" in said
     taken: list[SpmmChoice] = []
     multiply = CpuSpmm.multiply
 
@@ -122,18 +118,11 @@ def test_a_damaged_table_is_measured_again(
     assert run_main(*command) == 0
     assert "tuned.json holds no measured products; measure again" in capsys.readouterr().out
     assert run_main(*train) == 0
-    again = [*train[:-2], tmp_path / "tuned", "--tune"]
-    assert "leave --tune out" in refused(capsys, *again, "--device", "cuda")
-    assert "use one after the other" in refused(capsys, *again, "--timeline")
-    assert "leave --tune out" in refused(capsys, "plan", store, "--tune", "--device", "cuda")
-    assert run_main(*again) == 0
-    assert "no variant was left to try" in capsys.readouterr().out
-    assert "tuning" not in json.loads((tmp_path / "tuned" / "result.json").read_text())
 
     def never(*_: Any) -> None:
         raise AssertionError("timed before the store was found to be read-only")
 
-    monkeypatch.setattr(tune, "tune_products", never)
+    monkeypatch.setattr(tune_products, "tune_products", never)
     # As root, no folder is read-only.
     (store / "tuned.json").unlink()
     (store / "tuned.json").mkdir()
@@ -147,36 +136,39 @@ def test_a_signal_ends_tuning_and_real_seconds_reach_the_table(
     store = store_of_many_variants(tmp_path)
     command = ["tune", "--store", store, "--threads", 1, "--width", "33", "--epochs", "1e9"]
     with monkeypatch.context() as patch:
-        patch.setattr(tune, "REPORT_EVERY", 1)
-        patch.setattr(tune, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(tune_products, "REPORT_S", 0.0)
+        patch.setattr(tune_products, "progress", lambda *_: signal.raise_signal(signal.SIGINT))
         assert run_main(*command) == 130
     out, err = capsys.readouterr()
-    assert "in up to 40 epochs of the run" in out
+    assert "for about 1e+09 epochs' seconds at most" in out
     assert f"{store / 'tuned.json'} is not made" in out
     assert err == "mggcn: interrupted by SIGINT\n"
     assert not (store / "tuned.json").exists()
     (store / "tuned.json").write_text('{"format_version": 1}')
-    monkeypatch.setattr(tune, "REPORT_EVERY", 5)
+    monkeypatch.setattr(tune_products, "REPORT_S", 0.0)
     assert run_main(*command) == 0
     out = capsys.readouterr().out
     assert "tuned.json holds measured products of format 1" in out
-    assert "epoch 5 of at most 40: " in out
+    assert "sparse products are known (rank 0)" in out
     [table] = json.loads((store / "tuned.json").read_text())["tables"]
     assert len(table["products"]) >= 2
     assert all(row["way"]["reason"].startswith("measured: ") for row in table["products"])
 
 
 def test_the_cost_that_is_told_is_the_one_that_is_heeded(capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if the help of tune tells another number of epochs than it uses, or a setting less than a run may cost."""
-    for command, told in (
-        ("tune", f"of up to {tune.MOST_EPOCHS} epochs"),
-        ("tune", f"left (default: {tune.BUDGET:g})"),
-    ):
-        assert run_main(command, "--help") == 0
-        assert told in " ".join(capsys.readouterr().out.split())
-    assert run_main("settings", "debug.tune") == 0
-    assert "at a cost of at most about an epoch" in " ".join(capsys.readouterr().out.split())
-    assert BUDGET <= 1
+    """Fails if the help of tune tells another number of epochs than it uses."""
+    assert run_main("tune", "--help") == 0
+    assert f"left open (default: {tune_products.BUDGET:g})" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_the_switch_of_earlier_versions(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if --tune, which trained with variants being tried, is refused without what takes its place."""
+    for given in (["--tune"], ["--tune", "off"], ["--tune=auto"]):
+        said = refused(capsys, command, "store", *given)
+        assert "unrecognized arguments: --tune" in said
+        assert "or as mggcn tune --store has measured them; leave it out" in said
+    assert "there is no setting debug.tune any more" in refused(capsys, "settings", "debug.tune")
 
 
 def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def spoilt(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("module", ["mggcn.runs.worker", "mggcn.runs.sweep_worker", "mggcn.tuning.messages"])
+@pytest.mark.parametrize("module", ["mggcn.runs.worker", "mggcn.runs.sweep_worker", "mggcn.runs.messages"])
 def test_helpers_take_no_module_of_the_working_folder(module: str, tmp_path: Path) -> None:
     """Fails if a rank, a worker of a sweep or a measurement imports a user's types.py for the library's."""
     command = [*python(module), "--help"]

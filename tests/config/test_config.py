@@ -11,6 +11,7 @@ import sys
 import tomllib
 import typing
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,8 @@ CHANGED: dict[str, dict[str, Any]] = {
     },
 }
 
-TUNED: dict[str, dict[str, Any]] = {"run": {"tune": "on"}, "model": {"kind": "sage", "aggregator": "max"}}
-"""What goes with neither the GPU nor the timeline nor the model of CHANGED."""
 OTHER_MODELS: list[dict[str, Any]] = [
+    {"kind": "sage", "aggregator": "max"},
     {"kind": "gat", "concat_heads": False, "out_heads": 2},
     {"kind": "appnp", "hops": 7, "teleport": 0.25},
     {"kind": "rgcn", "bases": 3},
@@ -112,7 +112,7 @@ def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
     for table, settings in CHANGED.items():
         fields = {item.name for item in dataclasses.fields(cfg.PARTS[table])}
         others = {key for model in OTHER_MODELS if table == "model" for key in model}
-        assert fields == set(settings) | set(TUNED.get(table, {})) | others, "a new setting is missing in CHANGED"
+        assert fields == set(settings) | others, "a new setting is missing in CHANGED"
         for key, value in settings.items():
             assert value != getattr(getattr(Config(), table), key), f"{table}.{key} is the default"
     path = tmp_path / "config.toml"
@@ -127,7 +127,7 @@ def test_toml_round_trip_of_every_setting(tmp_path: Path) -> None:
 def test_toml_round_trip_of_defaults_and_of_no_hidden_layer(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     others = [cfg.from_tables({"model": model}) for model in OTHER_MODELS]
-    for config in (Config(), Config(model=ModelConfig(hidden=())), cfg.from_tables(TUNED), *others):
+    for config in (Config(), Config(model=ModelConfig(hidden=())), *others):
         path.write_text(config_files.to_toml(config), encoding="utf-8")
         assert config_files.from_toml(path) == config
 
@@ -222,8 +222,6 @@ def test_values_that_do_not_fit(table: str, key: str, value: object, expects: st
         (lambda: TrainConfig(seed=2**32), "train.seed"),
         (lambda: TrainConfig(seed=2**32 - 1, repeat=2), "4294967295 .. 4294967296"),
         (lambda: RunConfig(transport="single", ranks=2), "run.transport single"),
-        (lambda: RunConfig(tune="on", device="cuda"), "got run.device cuda; leave --tune out"),
-        (lambda: RunConfig(tune="on", timeline=True), "debug.tune on makes slow; use one after the other"),
     ],
 )
 def test_what_does_not_go_together(make: Any, setting: str) -> None:
@@ -349,13 +347,24 @@ def test_settings_of_earlier_versions(tmp_path: Path) -> None:
     assert config_files.from_toml(path, saved=True).run.stale_aggregates == "reuse"
     assert with_new_names("run", {"between": "local", "ranks": 2}) == {"stale_aggregates": "discard", "ranks": 2}
     assert with_new_names("train", {"between": "local"}) == {"between": "local"}
-    path.write_text("[run]\ntune = true\n")
-    for read in (lambda: config_files.from_toml(path), lambda: config_files.with_settings(Config(), ["run.tune=true"])):
-        with pytest.raises(ConfigError, match=r"debug\.tune expects one of auto, on, off, got .*; true is now on"):
+
+
+@pytest.mark.parametrize("table", ["run", "debug"])
+@pytest.mark.parametrize("value", ["true", "false", '"auto"', '"on"', '"off"'])
+def test_settings_that_are_no_more(table: str, value: str, tmp_path: Path) -> None:
+    """Fails if a saved one stops a run from going on, or a given one is ignored or refused without what takes its place."""
+    path = tmp_path / "config.toml"
+    path.write_text(f"[{table}]\ntune = {value}\n[train]\nepochs = 3\n")
+    assert config_files.from_toml(path, saved=True) == Config(train=TrainConfig(epochs=3))
+    given: list[Callable[[], Config]] = [
+        lambda: config_files.from_toml(path),
+        lambda: config_files.with_settings(Config(), [f"{table}.tune={value}"]),
+        lambda: config_files.with_named(Config(), {"tune": value}),
+        lambda: config_files.with_named(Config(), {f"{table}.tune": value}),
+    ]
+    for read in given:
+        with pytest.raises(ConfigError, match=r"there is no setting \w+\.tune any more: .* mggcn tune --store"):
             read()
-    assert config_files.from_toml(path, saved=True).run.tune == "on"
-    assert with_new_names("run", {"tune": False}) == {"tune": "off"}
-    assert with_new_names("run", {"tune": "auto"}) == {"tune": "auto"}
 
 
 @pytest.mark.parametrize("name", DEBUG)
@@ -363,7 +372,7 @@ def test_a_setting_of_debug_has_the_names_that_it_had(name: str, tmp_path: Path)
     """Fails if [debug], or the table that had a setting before, is not read from files, folders of runs or --set."""
     part = DEBUG[name]
     kind = {"kind": "gat"} if part == "model" else {}
-    value = {**CHANGED[part], **OTHER_MODELS[0], **TUNED["run"]}[name]
+    value = {**CHANGED[part], **OTHER_MODELS[1]}[name]
     wanted = cfg.from_tables({part: {name: value}, **({"model": {**kind, name: value}} if kind else {})})
     assert wanted != Config()
     path = tmp_path / "config.toml"

@@ -59,13 +59,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Path, set[str]]:
     graph = community(300, 1500, 8, 3, seed=71, train=0.3)
     mggcn.save(graph, root / "plain")
     mggcn.save(dataclasses.replace(graph, class_names=("red", "green", "blue")), root / "named")
-    options = ["--epochs", 2, "--threads", 1, "--quiet", "--set", "run.tune=off", "--out"]
+    options = ["--epochs", 2, "--threads", 1, "--quiet", "--out"]
     assert run_main("train", root / "plain", *options, root / "chosen", "--strategy", "auto") == 0
     assert run_main("predict", root / "chosen") == 0
     cut = ["--ranks", 2, "--transport", "threads", "--strategy", "delayed", "--delay", 1]
     repeated = [*cut, "--repeat", 2, "--start-from", root / "chosen"]
     assert run_main("train", root / "named", *options, root / "repeated", *repeated) == 0
-    mggcn.Trainer(mggcn.load(root / "plain"), mggcn.GCN(hidden=8), out=root / "python", threads=1, tune="off").fit(2)
+    mggcn.Trainer(mggcn.load(root / "plain"), mggcn.GCN(hidden=8), out=root / "python", threads=1).fit(2)
     mggcn.Trainer(graph, Layer(), out=root / "own", threads=1).fit(2)
     return {
         root / "chosen": SAVED | PLANNED | {"`auto`", "`mggcn predict`"},

@@ -27,8 +27,8 @@ from tests.cli.runs import run_main
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.machines import XEON, ZEN3, tight
 from tests.planning.test_pruning import config_of
-from tests.tuning.runs import config_of as small_run
-from tests.tuning.runs import store_of, trained
+from tests.runs.small import config_of as small_run
+from tests.runs.small import store_of, trained
 
 
 def take(figures: Figures, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ QUIET, BUSY, SHARED = ProcessorUse(0.0, 1.0), ProcessorUse(0.6, 0.0), ProcessorU
 class Machine:
     """A machine on which an epoch takes `seconds[threads]`; `epochs` returns the threads of each epoch."""
 
-    def __init__(self, planned: int, first: int, ranks: int = 1, wait: int = 0) -> None:
+    def __init__(self, planned: int, first: int, ranks: int = 1) -> None:
         self.use: ProcessorUse | None = QUIET
         self.team = Team(planned)
-        self.choice = ThreadChoice(self.team, first, ranks, lambda: self.use, wait=wait)
+        self.choice = ThreadChoice(self.team, first, ranks, lambda: self.use)
         self.said: list[str] = []
         self.seconds: dict[int, float] = {}
         self._last, self._done, self._lag = 0.0, 0, ranks > 1
@@ -109,15 +109,6 @@ def test_ranks_choose_alike() -> None:
             chosen.append(machine.epochs(400))
         assert chosen[0] == chosen[1]
         assert chosen[0][-1] == min(seconds, key=seconds.__getitem__)
-
-
-def test_trials_wait_for_those_of_products() -> None:
-    """Fails if the epochs in which variants of products are timed change their threads."""
-    machine = Machine(2, 2, wait=10)
-    machine.use, machine.seconds = BUSY, {1: 0.01, 2: 0.03}
-    threads = machine.epochs(30)
-    assert threads[:12] == [2] * 12
-    assert threads[-1] == 1
 
 
 MODELS = (

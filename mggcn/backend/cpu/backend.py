@@ -6,7 +6,6 @@ Shapes as in base.py. Every method runs to its end before it returns, so every e
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -32,7 +31,7 @@ from mggcn.backend.cpu.variants import gemm_kernel, gemm_variant
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.host import HostStream
-from mggcn.backend.sparse_products import Explorer, Spmm
+from mggcn.backend.sparse_products import Spmm, WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
 from mggcn.host import process_bytes
@@ -44,7 +43,7 @@ PARTIALS = 64
 class CpuBackend:
     """Kernels of the host on a team of threads.
 
-    choices: measured variants of sparse products, which override the model's. exploration: tries those of the others.
+    choices: measured variants of sparse products, which override the model's. wrap_spmm: wraps sparse products.
     figures: what the model knows of this machine; isa: forces an instruction set.
     """
 
@@ -54,7 +53,7 @@ class CpuBackend:
         threads: int,
         isa: str = "",
         choices: Choices = NO_CHOICES,
-        exploration: Explorer | None = None,
+        wrap_spmm: WrapSpmm | None = None,
         figures: Figures = ASSUMED,
     ) -> None:
         self._dtype = dtype
@@ -63,9 +62,7 @@ class CpuBackend:
         self._isa = isa or native.isa()
         self._workspace = Workspace()
         self.sparse_products: CpuSpmm = CpuSpmm(dtype, self.team, self._isa, figures, self._workspace, choices)
-        self._spmm: Spmm = self.sparse_products
-        if exploration is not None:
-            self._spmm = exploration.explored(self.sparse_products, time.perf_counter)
+        self._spmm: Spmm = self.sparse_products if wrap_spmm is None else wrap_spmm(self.sparse_products)
         usable = (isa,) if isa else dense_kernels()
         rows, sums = (gemm_kernel(figures, dtype.itemsize, shape, usable) for shape in get_args(DenseShape))
         self.dense_products: CpuGemm = CpuGemm(gemm_variant(usable[-1]), self.team, rows, self._workspace, sums)

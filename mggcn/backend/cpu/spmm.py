@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from mggcn.backend.cpu.sizes import CHUNKS, aligned, padded_columns, real_bytes,
 from mggcn.backend.cpu.structs import ProductArgs
 from mggcn.backend.cpu.variants import MatrixTraits, candidates, choose_spmm, costs_of, hub_length, key_of
 from mggcn.backend.sparse_products import Product
-from mggcn.backend.spmm_choice import HOPELESS, Choices, SpmmChoice, SpmmKey
+from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey
 from mggcn.backend.team import Team
 from mggcn.errors import BackendError
 
@@ -97,32 +96,18 @@ def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt
 
 
 def worth_timing(
-    matrix: MatrixTraits,
-    width: int,
-    item: int,
-    figures: Figures,
-    model: SpmmChoice,
-    *,
-    summed: bool,
-    slowest: float = HOPELESS,
-) -> dict[SpmmChoice, float]:
-    """Return the variants to time, with their expected seconds: the model's choice, then the best other one of each
-    way, fastest first; all of each way if `slowest` is infinite.
+    matrix: MatrixTraits, width: int, item: int, figures: Figures, model: SpmmChoice, *, summed: bool
+) -> tuple[SpmmChoice, ...]:
+    """Return the variants to time: the model's choice, then the others, the fastest by its expectation first.
 
-    slowest: variants are left out of which the model expects more times the seconds of its choice; others if they need more
-    work space than a plan allows for. Other arguments as for `choose_spmm`.
+    Those that need more work space than a plan allows for are left out. Arguments as for `choose_spmm`.
     """
     gathered = min(matrix.columns, matrix.nnz)
     planned = spmm_bytes(matrix.rows, gathered, matrix.nnz, width, item, real_bytes(item), figures)
-    costs, ways = costs_of(matrix, width, item, figures, summed=summed), set()
+    costs = costs_of(matrix, width, item, figures, summed=summed)
     plain = dataclasses.replace(model, reason="")
-    found = {model: costs[plain]}
-    for variant in sorted(costs, key=costs.__getitem__):
-        fits = variant_bytes(matrix, width, item, variant) <= planned and costs[variant] <= slowest * costs[plain]
-        if fits and variant != plain and (variant.way not in ways or math.isinf(slowest)):
-            ways.add(variant.way)
-            found[variant] = costs[variant]
-    return found
+    fit = (variant for variant in costs if variant_bytes(matrix, width, item, variant) <= planned)
+    return (model, *sorted((variant for variant in fit if variant != plain), key=costs.__getitem__))
 
 
 class CpuSpmm:
@@ -165,14 +150,13 @@ class CpuSpmm:
             traits: MatrixTraits = adj.schedule.traits
             choice = self._choices.get(key_of(traits, width, item, summed=summed))
             unfit = "" if choice is None else self._unfit(traits, h, out, choice)
-            measured = choice is not None and not unfit
             if choice is None or unfit:
                 choice = choose_spmm(traits, width, item, self._figures, summed=summed)
             if unfit:
                 choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
             # The pattern keeps its schedule alive, so no other schedule can get the same id.
             pattern = Sparse(adj.indptr, adj.indices, None, adj.schedule)
-            found = self._products[at] = Product(pattern, width, item, summed, choice, measured)
+            found = self._products[at] = Product(pattern, width, item, summed, choice)
         return found
 
     def candidates(self, product: Product) -> dict[str, SpmmChoice]:
@@ -181,12 +165,12 @@ class CpuSpmm:
         return candidates(traits, product.width, product.item, self._figures, summed=product.summed)
 
     def proposals(
-        self, product: Product, adj: Sparse, h: Tensor, out: Tensor, slowest: float
-    ) -> tuple[SpmmKey, dict[SpmmChoice, float]]:
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
+    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
         """Implement SparseProducts.proposals. Touches the work space, so that no variant pays for first use of pages."""
         traits: MatrixTraits = product.pattern.schedule.traits
         width, item, summed = product.width, product.item, product.summed
-        variants = worth_timing(traits, width, item, self._figures, product.choice, summed=summed, slowest=slowest)
+        variants = worth_timing(traits, width, item, self._figures, product.choice, summed=summed)
         largest = max(variant_bytes(traits, width, item, variant) for variant in variants)
         with self._workspace.lock:
             self._workspace.take(largest).zero_()

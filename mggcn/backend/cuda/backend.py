@@ -5,7 +5,6 @@ Shapes as in base.py. Every method queues its work on the rank's stream and retu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -25,8 +24,8 @@ from mggcn.backend.cuda.norms import CudaNorms
 from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.upload import empty_like
 from mggcn.backend.epoch_end import Books, Step
-from mggcn.backend.events import Agree, CommStream, Eager, Event, Repeatable, alone
-from mggcn.backend.sparse_products import Explorer, Spmm
+from mggcn.backend.events import Agree, CommStream, Event, Repeatable, alone
+from mggcn.backend.sparse_products import Spmm, WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
 
@@ -38,8 +37,7 @@ class CudaBackend:
     """Kernels of one GPU for one rank.
 
     workspace_bytes: memory that split hub rows may take (cuda.sizes.workspace_bytes of the largest matrix and width).
-    choices: measured slices of our own sparse products, which override the cost model's. exploration: times slices of all
-    other products; no work is then recorded for replay.
+    choices: measured slices of our own sparse products, which override the cost model's. wrap_spmm: wraps them.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class CudaBackend:
         workspace_bytes: int = 0,
         spmm: Literal["own", "cusparse"] = "own",
         choices: Choices = NO_CHOICES,
-        exploration: Explorer | None = None,
+        wrap_spmm: WrapSpmm | None = None,
     ) -> None:
         self._dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
@@ -58,24 +56,19 @@ class CudaBackend:
         self._kernels = {d: Kernels(device.compile, d) for d in types}
         self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
         self._arrived = self.allocate(4).view(torch.int32)
-        self._exploration = exploration
         self.team: Team = Team(1)
         self._spmm: Mapping[torch.dtype, Spmm] = (
-            self._own_spmm(workspace_bytes, choices) if spmm == "own" else dict.fromkeys(types, self._cusparse())
+            self._own_spmm(workspace_bytes, choices, wrap_spmm)
+            if spmm == "own"
+            else dict.fromkeys(types, self._cusparse())
         )
 
-    def _own_spmm(self, workspace_bytes: int, choices: Choices) -> Mapping[torch.dtype, Spmm]:
+    def _own_spmm(
+        self, workspace_bytes: int, choices: Choices, wrap_spmm: WrapSpmm | None
+    ) -> Mapping[torch.dtype, Spmm]:
         workspace, traits = self.allocate(workspace_bytes).view(self._real), self._device.traits
         own = {dtype: OwnSpmm(kernels, traits, workspace, choices) for dtype, kernels in self._kernels.items()}
-        explorer = self._exploration
-        return {
-            dtype: products if explorer is None else explorer.explored(products, self._now)
-            for dtype, products in own.items()
-        }
-
-    def _now(self) -> float:
-        self.synchronize()
-        return time.perf_counter()
+        return own if wrap_spmm is None else {dtype: wrap_spmm(products) for dtype, products in own.items()}
 
     def _cusparse(self) -> Spmm:
         from mggcn.backend.cuda.cusparse import CusparseSpmm
@@ -210,7 +203,7 @@ class CudaBackend:
         return self._device.record()
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:
-        return self._device.repeatable(function, agree) if self._exploration is None else Eager(function)
+        return self._device.repeatable(function, agree)
 
     def synchronize(self) -> None:
         self._device.synchronize()

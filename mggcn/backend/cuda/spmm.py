@@ -136,19 +136,23 @@ class OwnSpmm:
         """
         width, item, summed = out.shape[1], h.itemsize, out.itemsize > h.itemsize
         if not _aligned(h):
-            return Product(adj, width, item, summed, SpmmChoice(), measured=True)
+            return Product(adj, width, item, summed, SpmmChoice())
         kept = self._choices.get(key_of(adj, h, width, summed=summed)) if self._choices else None
         if kept is not None and is_slicing(kept, item):
-            return Product(adj, width, item, summed, kept, measured=True)
+            return Product(adj, width, item, summed, kept)
         chosen = choose_slices(adj.num_rows, adj.nnz, h.shape[0], width, item, self._traits)
-        return Product(adj, width, item, summed, chosen, measured=False)
+        return Product(adj, width, item, summed, chosen)
 
     def proposals(
-        self, product: Product, adj: Sparse, h: Tensor, out: Tensor, slowest: float
-    ) -> tuple[SpmmKey, dict[SpmmChoice, float]]:
-        """See SparseProducts.proposals. Compiles the kernels here, so that no later call includes compilation."""
-        sizes = (adj.num_rows, adj.nnz, h.shape[0], product.width, product.item)
-        slices = slicings(*sizes, self._traits, slowest)
+        self, product: Product, adj: Sparse, h: Tensor, out: Tensor
+    ) -> tuple[SpmmKey, tuple[SpmmChoice, ...]]:
+        """See SparseProducts.proposals. Compiles the kernels here, so that no later call includes compilation.
+
+        An operand that is not aligned has no slices.
+        """
+        if not _aligned(h):
+            return key_of(adj, h, product.width, summed=product.summed), (product.choice,)
+        slices = slicings(adj.num_rows, adj.nnz, h.shape[0], product.width, product.item, self._traits)
         for some in slices:
             variant = choose(product.width, product.item, True, some.panel, weighted=adj.values is not None)
             self._kernels.prepare("spmm", "spmm_balanced", _options(adj, h, out, variant))

@@ -62,11 +62,9 @@ def choose_slices(rows: int, nnz: int, inner: int, width: int, itemsize: int, tr
 
 
 def slicings(
-    rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits, hopeless: float
-) -> dict[SpmmChoice, float]:
-    """Return the variants worth timing, each with the expected seconds of a row: the model's choice, then those
-    expected to take less than `hopeless` times as long, fastest first.
-    """
+    rows: int, nnz: int, inner: int, width: int, itemsize: int, traits: DeviceTraits
+) -> tuple[SpmmChoice, ...]:
+    """Return all variants: the model's choice, then the others, the fastest by its expectation first."""
     row_bytes, rates = _padded(width * itemsize), rates_of(traits)
     model = choose_slices(rows, nnz, inner, width, itemsize, traits)
 
@@ -74,8 +72,7 @@ def slicings(
         return rates.sliced_row_s(row_bytes, inner * row_bytes, choice.panel * itemsize or row_bytes)
 
     others = [sliced(size, itemsize) for size in (0, *SLICES) if size < row_bytes]
-    left = sorted((choice for choice in others if choice.text != model.text), key=expected)
-    return {c: expected(c) for c in (model, *left) if c is model or expected(c) < hopeless * expected(model)}
+    return (model, *sorted((choice for choice in others if choice.text != model.text), key=expected))
 
 
 def sliced(size: int, itemsize: int) -> SpmmChoice:

@@ -7,6 +7,8 @@ import itertools
 
 import pytest
 
+from mggcn.backend.cpu import sizes as cpu_sizes
+from mggcn.backend.cpu.spmm import worth_timing
 from mggcn.backend.cpu.variants import PANELS, MatrixTraits, ahead_of, candidates, choose_spmm, expected_s
 from mggcn.backend.spmm_choice import SpmmChoice
 from tests.machines import XEON, ZEN3, tight
@@ -138,3 +140,34 @@ def test_a_gain_within_the_noise_changes_nothing() -> None:
     assert choose_spmm(DENSE, 128, 4, close).way == "rows"
     whole, blocks = (expected_s(DENSE, 128, 4, close, c) for c in (SpmmChoice(ahead=16), SpmmChoice("blocks", 0, 4)))
     assert whole < blocks
+
+
+def test_variants_to_be_timed() -> None:
+    """Fails if the model's choice is not first and once, a variant is left out, or a promising one comes late."""
+    for width, item in itertools.product((16, 41, 128, 512), (2, 4, 8)):
+        model = choose_spmm(DENSE, width, item, ZEN3)
+        first, *others = worth_timing(DENSE, width, item, ZEN3, model, summed=True)
+        assert first == model
+        costs = [expected_s(DENSE, width, item, ZEN3, variant) for variant in others]
+        assert costs == sorted(costs)
+        every = {dataclasses.replace(first, reason=""), *others}
+        assert every == set(candidates(DENSE, width, item, ZEN3).values())
+        assert len(every) == len(others) + 1
+    assert {variant.way for variant in worth_timing(DENSE, 16, 4, ZEN3, SpmmChoice(), summed=False)} == {"rows"}
+
+
+def test_no_variant_to_be_timed_works_in_more_than_is_planned() -> None:
+    """Fails if a panel of more rows than the matrix has entries, which no plan reckons with, is timed."""
+    figures = tight(2**16)
+    timed = left_out = 0
+    for (rows, columns, nnz), width, item in itertools.product(
+        ((300, 500, 2700), (40, 900, 90), (5000, 700, 3)), (16, 41, 300), (2, 4, 8)
+    ):
+        matrix = MatrixTraits(rows, columns, nnz)
+        planned = cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, item, max(item, 4), figures)
+        variants = worth_timing(matrix, width, item, figures, SpmmChoice(), summed=True)
+        assert all(cpu_sizes.variant_bytes(matrix, width, item, variant) <= planned for variant in variants)
+        timed += len(variants)
+        left_out += len(candidates(matrix, width, item, figures)) - len(variants)
+    assert timed > 27
+    assert left_out > 0

@@ -1,6 +1,4 @@
-"""Measured variants of sparse products in a JSON file: a table for each host, of a graph and in a run folder.
-
-Runs keep what they find in the user's cache folder, by the digest of the graph; `mggcn tune --store` beside the store.
+"""Measured variants of sparse products in a JSON file, a table for each host: beside a store and in a run folder.
 
 On a CPU every variant gives the same bits: a table changes how long a product takes and nothing else. Imports no torch.
 """
@@ -10,47 +8,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 from pathlib import Path
 from typing import Any, get_args
 
 from mggcn.backend.cpu.machine import Host
 from mggcn.backend.spmm_choice import Choices, SpmmChoice, SpmmKey, SpmmVariant
-from mggcn.errors import RunError, StoreError
-from mggcn.files import new_file, read_json, read_object, reason
-from mggcn.host import user_cache
-from mggcn.train.log import write_json
-from mggcn.tuning.findings import Findings
+from mggcn.errors import StoreError
+from mggcn.files import new_file, read_json, reason
 
 FORMAT_VERSION = 5
 """Raised when the file's form, a sparse kernel or the model of variants changes: what was measured before is ignored."""
 STORE_FILE = "tuned.json"
 """Beside the arrays of a store."""
 RUN_FILE = "products.json"
-"""In a run folder: what the run was started with, and what it found out."""
-SUMMARY_FILE = "tuning.json"
-"""In a run folder: what tuning cost so far and how many products it tried, for result.json."""
-log: logging.Logger = logging.getLogger(__name__)
+"""In a run folder: what the run was started with."""
 REMEDY = "measure again with mggcn tune --store, or remove the file"
-
-
-def kept_file(digest: str) -> Path:
-    """Return the file in the user's cache folder that holds what runs measured on a graph."""
-    return user_cache() / f"tuned-{digest[:32]}.json"
-
-
-def known_choices(store: Path, digest: str, host: Host) -> Choices:
-    """Return the choices measured on this host for the graph of a store: by `mggcn tune --store`, then by runs.
-
-    A damaged file of runs is ignored, and the next run that finds something replaces it.
-    Raises: StoreError if the store's is damaged.
-    """
-    known: Choices = {}
-    try:
-        known = read_choices(kept_file(digest), host)
-    except StoreError as error:
-        log.warning("%s", error)
-    return {**known, **read_choices(store / STORE_FILE, host)}
 
 
 def read_choices(path: Path, host: Host) -> Choices:
@@ -97,42 +69,6 @@ def outdated(path: Path) -> str:
     return f"{path} holds measured products of format {version}, not {FORMAT_VERSION} as this version: they are ignored"
 
 
-def save_findings(findings: Findings, host: Host, folder: Path, kept_in: Path | None) -> str:
-    """Add what a run found to the tables of its folder and of its graph, and say so in one line.
-
-    kept_in: the `kept_file` of the graph. If it cannot be written, the line says so; that is not an error.
-    Raises: StoreError or RunError if the folder cannot be written.
-    """
-    if not findings.trials:
-        return findings.text
-    write_json(folder / SUMMARY_FILE, findings.summary(summary_of(folder)))
-    if not (kept := findings.kept()):
-        return f"{findings.text}; nothing was kept"
-    write_choices(folder / RUN_FILE, host, kept)
-    text = f"{findings.text}; kept in {folder / RUN_FILE}"
-    try:
-        if kept_in is not None:
-            kept_in.parent.mkdir(parents=True, exist_ok=True)
-            write_choices(kept_in, host, kept)
-            text += f" and {kept_in}"
-    except OSError as error:
-        text += f"; {kept_in} cannot be written: {error.strerror}"
-    except StoreError as error:
-        text += f"; {error}"
-    return text
-
-
-def summary_of(folder: Path) -> dict[str, float]:
-    """Return the cost of tuning in a run so far, over all its parts; empty if it has tried nothing."""
-    try:
-        summary: dict[str, float] = read_object(folder / SUMMARY_FILE)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder / SUMMARY_FILE} cannot be read ({reason(error)}); remove it") from error
-    return summary
-
-
 def _write(path: Path, text: str, *, keep: bool) -> None:
     """Write a file beside `path`, and let it take its place if it is to be kept."""
     try:
@@ -140,8 +76,8 @@ def _write(path: Path, text: str, *, keep: bool) -> None:
             file.write(text.encode())
     except OSError as error:
         raise StoreError(
-            f"the measured products cannot be written to {path}: {error.strerror}; name a folder of your own: a copy of "
-            "the store, or XDG_CACHE_HOME"
+            f"the measured products cannot be written to {path}: {error.strerror}; name a copy of the store, in a "
+            "folder of your own"
         ) from error
 
 

@@ -21,10 +21,9 @@ from mggcn.errors import CommError
 from mggcn.host import python
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
-from mggcn.runs import tune
+from mggcn.runs import messages, tune
+from mggcn.runs.messages import KINDS, LARGE, link_table, message_seconds
 from mggcn.runs.tune import TuneSettings, write_machine
-from mggcn.tuning import messages
-from mggcn.tuning.messages import KINDS, LARGE, link_table, message_seconds
 from tests.comm.fake_nccl import TAKEN
 from tests.comm.worlds import Nccl
 from tests.machines import XEON
@@ -102,7 +101,7 @@ def started_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
 
     def run_ranks(command: list[str], size: int, folder: Path, timeout_s: float) -> None:
-        assert command[:5] == [*python("mggcn.tuning.messages"), "nccl"]
+        assert command[:5] == [*python("mggcn.runs.messages"), "nccl"]
         sizes.append(size)
         found = Nccl(size).run(lambda comm: messages.nccl_bytes(comm, zeros))
         Path(command[command.index("--result") + 1]).write_text(json.dumps(found[0]))

@@ -1,6 +1,6 @@
 """What messages between ranks cost on this machine: seconds over threads and gloo, memory of GPUs with NCCL.
 
-Measured by every rank, as ranks really run: `python -m mggcn.tuning.messages KIND FOLDER --result FILE --arguments JSON
+Measured by every rank, as ranks really run: `python -m mggcn.runs.messages KIND FOLDER --result FILE --arguments JSON
 --rank R --size P --rendezvous FILE` is one rank process.
 """
 
@@ -105,7 +105,7 @@ def _on_processes(transport: str, size: int, folder: Path, **arguments: float) -
     result = folder / f"{transport}-{size}.json"
     result.unlink(missing_ok=True)
     settings = ["--result", str(result), "--arguments", json.dumps(arguments)]
-    command = [*python("mggcn.tuning.messages"), transport, str(folder), *settings]
+    command = [*python("mggcn.runs.messages"), transport, str(folder), *settings]
     run_ranks(command, size, folder, timeout_s=TIMEOUTS_S[transport])
     try:
         found = read_object(result)
@@ -227,7 +227,7 @@ def _on_gpu(comm: Communicator) -> dict[str, int]:
 def main() -> int:
     """Run one rank process; rank 0 writes the measurements to --result."""
     native.limit_spinning()
-    parser = argparse.ArgumentParser(prog="mggcn.tuning.messages")
+    parser = argparse.ArgumentParser(prog="mggcn.runs.messages")
     parser.add_argument("transport", choices=("gloo", "nccl"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--result", type=Path, required=True)

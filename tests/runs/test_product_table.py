@@ -6,13 +6,17 @@ import dataclasses
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from mggcn.assemble.plan import host_of
 from mggcn.backend.cpu.machine import Host
+from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.backend.spmm_choice import SpmmChoice, SpmmKey
-from mggcn.errors import StoreError
-from mggcn.tuning.record import (
+from mggcn.errors import BackendError, StoreError
+from mggcn.runs.product_table import (
     FORMAT_VERSION,
     REMEDY,
     check_writable,
@@ -20,6 +24,7 @@ from mggcn.tuning.record import (
     read_choices,
     write_choices,
 )
+from tests.runs.small import config_of, store_of, trained
 
 HERE = Host("a processor", "avx2", 2, "0-1")
 KEY, OTHER = SpmmKey(10, 20, 300, 16, 4, True, "a"), SpmmKey(10, 20, 300, 16, 4, True, "b")
@@ -162,3 +167,31 @@ def test_a_table_that_cannot_take_its_place(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(StoreError, match=r"cannot be written to .*tuned\.json: No space left"):
         write_choices(path, HERE, {KEY: PANELS})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_gpu_has_measured_belongs_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if slices that were timed on a GPU are read on another, or on a CPU, or a machine without one has a name."""
+    with pytest.raises(BackendError, match=r"run\.device cuda"):
+        host_of(config_of(1, device="cuda"))
+    monkeypatch.setattr(cuda_presence, "missing_for_cuda", lambda: "")
+    key = SpmmKey(1, 1, 1, 33, 4, True, "")
+    for processors in (132, 114):
+        figures = SimpleNamespace(name="a GPU", major=9, minor=0, multi_processor_count=processors)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index, figures=figures: figures)
+        host = host_of(config_of(1, device="cuda"))
+        assert (host.processor, host.kernels, host.threads) == ("a GPU", "sm_90", processors)
+        assert read_choices(tmp_path / "tuned.json", host) == {}
+        write_choices(tmp_path / "tuned.json", host, {key: SpmmChoice("panels", 32)})
+        assert read_choices(tmp_path / "tuned.json", host) == {key: SpmmChoice("panels", 32)}
+    assert read_choices(tmp_path / "tuned.json", host_of(config_of(1))) == {}
+
+
+def test_a_table_of_another_version_does_not_stop_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a run refuses a table of older kernels, takes variants from it, or does not say that it leaves it aside."""
+    graph = store_of(tmp_path)
+    table = tmp_path / "store" / "tuned.json"
+    table.write_text(json.dumps({"format_version": FORMAT_VERSION - 1, "tables": []}))
+    folder = trained(graph, config_of(2), tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count(f"{table} holds measured products of format {FORMAT_VERSION - 1}") == 1
+    assert not (folder / "products.json").exists()
