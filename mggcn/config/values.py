@@ -186,7 +186,7 @@ RENAMED: dict[tuple[str, str], tuple[str, dict[str, str]]] = {
 DROPPED: dict[tuple[str, str], str] = dict.fromkeys(
     (("run", "tune"), ("debug", "tune")),
     "a run takes the variants of its sparse products by the machine's figures, or as mggcn tune --store has measured them; "
-    "leave it out",
+    "remove it",
 )
 """Settings of earlier versions that this one has not, and what takes their place. Saved ones are left out."""
 

@@ -167,7 +167,7 @@ def test_the_switch_of_earlier_versions(command: str, capsys: pytest.CaptureFixt
     for given in (["--tune"], ["--tune", "off"], ["--tune=auto"]):
         said = refused(capsys, command, "store", *given)
         assert "unrecognized arguments: --tune" in said
-        assert "or as mggcn tune --store has measured them; leave it out" in said
+        assert "or as mggcn tune --store has measured them; remove it" in said
     assert "there is no setting debug.tune any more" in refused(capsys, "settings", "debug.tune")
 
 
