@@ -29,7 +29,9 @@ def csr(matrix: Any, weighted: bool = False) -> CSR:
     return CSR(ArrayRows(m.indptr.astype(np.int64)), ArrayRows(m.indices.astype(np.int32)), values, m.shape[1])
 
 
-def make_graph(adj: Any, *, num_features: int, num_classes: int, sparse: bool, weighted: bool, seed: int) -> Graph:
+def make_graph(
+    adj: Any, *, num_features: int, num_classes: int, sparse: bool = False, weighted: bool = False, seed: int
+) -> Graph:
     """A graph with random features, labels and splits on a given adjacency."""
     rng = np.random.default_rng(seed)
     adj = sp.csr_matrix(adj)

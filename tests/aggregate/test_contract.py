@@ -47,7 +47,7 @@ class Result:
 
 def graph_of(kind: str, n: int) -> Graph:
     weighted = kind == "weighted"
-    return make_graph(pattern(kind, n, 12), num_features=2, num_classes=2, sparse=False, weighted=weighted, seed=3)
+    return make_graph(pattern(kind, n, 12), num_features=2, num_classes=2, weighted=weighted, seed=3)
 
 
 def backend_of(where: Where, comm: Communicator) -> KernelBackend:
@@ -247,6 +247,19 @@ def test_columns_of_wider_tensors(where: Where, name: str) -> None:
         forward, backward = summed(aggregate(name, graph, ranks, "random", h, g, bias, where, 29, 16), 37)
         np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["halo", "slice"])
+def test_any_row_stride_is_read(name: str) -> None:
+    """Fails if rows that lie apart in a wider tensor than planned for are taken for padded ones."""
+    graph = graph_of("weighted", 37)
+    rng = np.random.default_rng(8)
+    h, g, bias = rng.normal(size=(37, 11)), rng.normal(size=(37, 11)), rng.normal(size=11)
+    adj = dense_csr(graph.adj)
+    np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
+    forward, backward = summed(aggregate(name, graph, 3, "random", h, g, bias, source_cols=50), 37)
+    np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("where", WHERE)

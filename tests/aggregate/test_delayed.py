@@ -49,7 +49,7 @@ def config_of(ranks: int, delay: str, stale_aggregates: str = "reuse", **train: 
 
 
 def graph_of(kind: str, n: int = 41) -> Graph:
-    return make_graph(pattern(kind, n, 6), num_features=7, num_classes=3, sparse=False, weighted=False, seed=2)
+    return make_graph(pattern(kind, n, 6), num_features=7, num_classes=3, seed=2)
 
 
 def trained(config: Config, graph: Graph, simulate: bool = False) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -183,7 +183,7 @@ def test_an_evaluation_sends_what_is_planned(delay: str) -> None:
 
 def test_copies_are_counted_once(tmp_path: Path) -> None:
     """Fails if the scores of a run on copies differ from one rank's: a copy in the loss, the confusion or a ranking."""
-    graph = make_graph(pattern("random", 53, 6), num_features=7, num_classes=2, sparse=False, weighted=False, seed=2)
+    graph = make_graph(pattern("random", 53, 6), num_features=7, num_classes=2, seed=2)
     for metric in ("accuracy", "macro_f1", "roc_auc"):
         config = config_of(3, "0", metric=metric, epochs=4)
         tables = []
@@ -227,7 +227,7 @@ def test_evaluation_is_exact_whatever_the_delay() -> None:
 def test_a_graph_of_which_every_vertex_is_split() -> None:
     """Fails if a rank without rows of its own part, or ranges of rows that are empty, are special."""
     dense = np.ones((24, 24), np.float32) - np.eye(24, dtype=np.float32)
-    graph = make_graph(dense, num_features=7, num_classes=3, sparse=False, weighted=False, seed=2)
+    graph = make_graph(dense, num_features=7, num_classes=3, seed=2)
     for ranks in (3, 5):
         partition = partition_graph(config_of(ranks, "0"), graph)
         assert isinstance(partition, CutPartition)
@@ -250,7 +250,7 @@ def test_weights_of_both_signs_are_not_blown_up() -> None:
     rng = np.random.default_rng(3)
     dense = np.triu((rng.random((60, 60)) < 0.2) * rng.choice([0.6, -0.5], (60, 60)), 1).astype(np.float32)
     dense += dense.T + 6 * np.eye(60, dtype=np.float32)
-    graph = make_graph(dense, num_features=7, num_classes=3, sparse=False, weighted=True, seed=2)
+    graph = make_graph(dense, num_features=7, num_classes=3, weighted=True, seed=2)
     for delay in ("none", "2"):
         shares = on_ranks(config_of(3, delay), graph, lambda rank: aggregation_of(rank)._part.missing.copy())
         most = max(graph.adj.indptr.read(0, 61)[1:] - graph.adj.indptr.read(0, 60)) + 1

@@ -21,9 +21,8 @@ from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.partition.make import stats_of
 from mggcn.partition.rows.partition import RowStats
 from mggcn.partition.rows.shard import ShardOptions
-from tests.aggregate.test_contract import aggregate, graph_of, summed
+from tests.aggregate.test_contract import graph_of
 from tests.graphs import make_graph
-from tests.reference import dense_csr
 
 FIVE = np.zeros((5, 5), np.float32)
 """0 -> 3, 0 -> 4, 1 -> 4, 4 -> 2; under the order none, two ranks have 0, 1 and 2, 3, 4."""
@@ -38,7 +37,7 @@ def plan_of(graph: Graph, ranks: int, rank: int) -> HaloPlan:
 
 def test_a_plan_by_hand() -> None:
     """Fails if a rank plans rows that it does not need, mixes up senders and receivers, or A with its transpose."""
-    graph = make_graph(FIVE, num_features=2, num_classes=2, sparse=False, weighted=False, seed=1)
+    graph = make_graph(FIVE, num_features=2, num_classes=2, seed=1)
     plans = [plan_of(graph, 2, rank) for rank in range(2)]
     # Rank 1 needs the rows of 0 and 1 for A^T, and rank 0 those of 3 and 4 for A.
     assert plans[0].counts == (2, 3)
@@ -115,22 +114,10 @@ def test_expected_rows_are_those_of_random_parts() -> None:
     rng = np.random.default_rng(3)
     dense = (rng.random((400, 400)) < 0.01).astype(np.float32)
     np.fill_diagonal(dense, 0)
-    graph = make_graph(dense, num_features=2, num_classes=2, sparse=False, weighted=False, seed=1)
+    graph = make_graph(dense, num_features=2, num_classes=2, seed=1)
     config = Config(run=RunConfig(ranks=4, order="random", strategy="halo"))
     stats = stats_of(graph, partition_graph(config, graph), self_loops=True)
     expected = RowStats.expected(400, graph.num_edges, 4, self_loops=True)
     counted, guessed = (HaloStrategy().plan(config.run, f, 2, False, True).forward for f in (stats, expected))
     assert guessed.num_sent == pytest.approx(counted.num_sent, rel=0.1)
     assert guessed.halo_nnz == pytest.approx(counted.halo_nnz, rel=0.1)
-
-
-def test_any_row_stride_is_read() -> None:
-    """Fails if rows that lie apart in a wider tensor than planned for are taken for padded ones."""
-    graph = graph_of("weighted", 37)
-    rng = np.random.default_rng(8)
-    h, g, bias = rng.normal(size=(37, 11)), rng.normal(size=(37, 11)), rng.normal(size=11)
-    adj = dense_csr(graph.adj)
-    np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
-    forward, backward = summed(aggregate("halo", graph, 3, "random", h, g, bias, source_cols=50), 37)
-    np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)

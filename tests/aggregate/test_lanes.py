@@ -25,7 +25,7 @@ from tests.comm.races import Races
 from tests.graphs import make_graph, pattern
 from tests.reference import dense_csr
 
-GRAPH = make_graph(pattern("directed", 29, 12), num_features=2, num_classes=2, sparse=False, weighted=False, seed=3)
+GRAPH = make_graph(pattern("directed", 29, 12), num_features=2, num_classes=2, seed=3)
 COLS = 8
 
 

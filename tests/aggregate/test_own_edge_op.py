@@ -32,11 +32,11 @@ from mggcn.partition.rows.partition import row_owners, row_stats
 from mggcn.partition.rows.required import count_required
 from mggcn.partition.rows.shard import ShardOptions, build_shard
 from mggcn.planning.op_cost import program_items
-from mggcn.planning.shape import GraphShape
 from tests.aggregate.own_edge_op import Faulty, Maximum, Watched, gradient_of, maximum_of, to_tensor
 from tests.aggregate.test_contract import Result, buffer, graph_of, summed
 from tests.backend.cases import GUARD
 from tests.reference import dense_csr
+from tests.shapes import shape_of
 
 COLS = 5
 MAXIMUM = Maximum()
@@ -302,7 +302,7 @@ class Named:
 def test_an_op_is_priced_by_its_columns(name: str) -> None:
     """Fails if the cost of a tile is that of a sparse product as wide as the result, in a stage or by itself."""
     run = RunConfig(ranks=3, strategy=name)  # type: ignore[arg-type]
-    shape = GraphShape(name="x", num_vertices=3000, num_edges=40_000, num_features=50, num_classes=32, symmetric=True)
+    shape = shape_of(3000, 40_000, 50, 32)
     plan = plan_shape(Config(model=ModelConfig(hidden=(32,)), run=run), shape)
     rank = plan.ranks[0]
     own = dataclasses.replace(rank, training={WHOLE: Named(rank.aggregation, MAXIMUM)})

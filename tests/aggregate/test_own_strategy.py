@@ -163,7 +163,7 @@ def losses(graph: mggcn.Graph) -> list[float]:
 def test_whole_runs_train_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if planning, memory or training know the package's strategies by more than their contract."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
-    graph = make_graph(pattern("random", 61, 12), num_features=6, num_classes=3, sparse=False, weighted=True, seed=5)
+    graph = make_graph(pattern("random", 61, 12), num_features=6, num_classes=3, weighted=True, seed=5)
     expected = losses(graph)
     monkeypatch.setitem(assemble.STRATEGIES, "broadcast", GatherStrategy())
     np.testing.assert_allclose(losses(graph), expected, rtol=1e-6)

@@ -27,12 +27,12 @@ from mggcn.cost.work import Item, Work
 from mggcn.errors import GraphError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES
 from mggcn.partition.rows.partition import RowStats
-from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
 from tests.aggregate.test_contract import aggregate, graph_of, summed
 from tests.cost.test_epoch import FLAT
 from tests.devices import WHERE, Where
 from tests.reference import dense_csr
+from tests.shapes import PRODUCTS
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
@@ -172,9 +172,7 @@ def test_predicted_seconds_of_halves(wire: float, product: float) -> None:
 
 def test_a_plan_says_what_halves_do() -> None:
     """Fails if a printed plan counts the messages or products of whole rows where a GPU has halves."""
-    shape = GraphShape(
-        name="products", num_vertices=2_449_029, num_edges=123_718_280, num_features=100, num_classes=47, symmetric=True
-    )
+    shape = PRODUCTS
     texts = {}
     for device in ("cpu", "cuda"):
         run = RunConfig(ranks=8, strategy="slice", device=device)  # type: ignore[arg-type]
@@ -243,18 +241,6 @@ def test_fewer_units_than_ranks(where: Where, ranks: int, cols: int) -> None:
     np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
     assert all(result.sent == result.planned for result in results)
-
-
-def test_any_row_stride_is_read() -> None:
-    """Fails if rows that lie apart in a wider tensor than planned for are taken for padded ones."""
-    graph = graph_of("weighted", 37)
-    rng = np.random.default_rng(8)
-    h, g, bias = rng.normal(size=(37, 11)), rng.normal(size=(37, 11)), rng.normal(size=11)
-    adj = dense_csr(graph.adj)
-    np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
-    forward, backward = summed(aggregate("slice", graph, 3, "random", h, g, bias, source_cols=50), 37)
-    np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.covering(0)

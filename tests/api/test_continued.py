@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +19,12 @@ N, D, C = 60, 5, 3
 SETTINGS: dict[str, Any] = {"threads": 1, "lr": 0.05, "seed": 8111}
 
 
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary folders are made; empty again at the end of each test."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    gc.collect()
-    assert list(folder.iterdir()) == []
-
-
 def small(seed: int = 5, **settings: Any) -> mggcn.Trainer:
     return mggcn.Trainer(graph_of(seed), mggcn.GCN(8, dropout=0.3), **(SETTINGS | settings))
 
 
 def graph_of(seed: int = 5) -> Graph:
-    return make_graph(
-        pattern("random", N, seed), num_features=D, num_classes=C, sparse=False, weighted=False, seed=seed
-    )
+    return make_graph(pattern("random", N, seed), num_features=D, num_classes=C, seed=seed)
 
 
 def rows(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -100,13 +85,6 @@ def test_validation_without_a_score_is_refused_where_it_decides(settings: dict[s
     graph = mggcn.load(edges, features=features, labels=labels, splits={"train": train, "val": val})
     with pytest.raises(ConfigError, match="need a validation score, and roc_auc has none"):
         mggcn.Trainer(graph, mggcn.GCN(4), metric="roc_auc", **settings, **SETTINGS).fit(epochs=3)
-
-
-def test_a_new_schedule_forgets_the_cuts_of_the_old_one() -> None:
-    """Fails if the rate that the plateau schedule had made of train.lr outlives it."""
-    trainer = small(lr=1e-4, schedule="plateau", schedule_patience=0)
-    assert trainer.fit(epochs=4)[-1]["lr"] < 1e-4
-    assert trainer.resume(epochs=5, lr=0.125)[-1]["lr"] == 0.125
 
 
 def test_an_interrupted_run_is_opened_and_continued(tmp_path: Path) -> None:

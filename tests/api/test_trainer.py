@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,17 +23,6 @@ from mggcn.graph.store_write import write_store
 from tests.graphs import make_graph, pattern
 
 N, D, C = 90, 6, 3
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary folders are made; empty again at the end of each test."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    gc.collect()
-    assert list(folder.iterdir()) == []
 
 
 def arrays() -> dict[str, Any]:
@@ -350,7 +337,7 @@ def test_settings_reach_their_tables() -> None:
 def test_graphs_without_val_or_test() -> None:
     """Fails if a missing split is scored as 0, or the last weights are not the best there are."""
     adj = pattern("random", 30, 3)
-    graph: Graph = make_graph(adj, num_features=4, num_classes=2, sparse=False, weighted=False, seed=9)
+    graph: Graph = make_graph(adj, num_features=4, num_classes=2, seed=9)
     graph.splits.pop("val")
     trainer = mggcn.Trainer(graph, mggcn.GCN(4), threads=1)
     history = trainer.fit(epochs=2)

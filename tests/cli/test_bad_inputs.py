@@ -412,7 +412,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     here = tmp_path_factory.mktemp("sound")
     write_store(
-        make_graph(pattern("random", N, 5), num_features=3, num_classes=3, sparse=False, weighted=False, seed=5),
+        make_graph(pattern("random", N, 5), num_features=3, num_classes=3, seed=5),
         here / "graph",
     )
     shutil.copytree(here / "graph", here / "foreign")

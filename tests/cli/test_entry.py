@@ -19,45 +19,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_stores_that_are_none(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if a missing store, a folder of stores or a source file is trained on, or the message has no way out."""
-    assert "there is no nowhere" in refused(capsys, "train", "nowhere")
-    assert f"{tmp_path / 'nowhere'}" in refused(capsys, "train", "nowhere", "--root", tmp_path)
-    text = refused(capsys, "train", store.parent)
-    assert "is not a store" in text
-    assert "it holds the stores small" in text
-    (tmp_path / "edges.txt").write_text("0 1\n")
-    assert "mggcn prepare" in refused(capsys, "train", tmp_path / "edges.txt")
-
-
-def test_settings_that_are_none(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if a misspelt or malformed setting is ignored, or the known ones are not listed."""
-    broken = tmp_path / "broken.toml"
-    broken.write_text("[model\nhidden = 3")
-    odd = tmp_path / "odd.toml"
-    odd.write_text("[model]\nhiden = [16]")
-    out = tmp_path / "run"
-    cases = {
-        "model.hiden; did you mean model.hidden?; known in [model] are kind, hidden": [
-            "--set",
-            "model.hiden=16",
-        ],
-        "unknown table [modell]; did you mean model?; known are data, model, train, run": ["--set", "modell.hidden=16"],
-        "--set expects table.key=value": ["--set", "model.hidden"],
-        "train.epochs must be 1 or more": ["--epochs", 0],
-        "train.epochs expects an integer, got 'ten'": ["--epochs", "ten"],
-        "run.precision expects one of fp32, tf32, mixed, bf16, fp64": ["--precision", "fp8"],
-        "is not valid TOML": ["--config", broken],
-        f"{odd}: unknown setting model.hiden": ["--config", odd],
-        "cannot read the configuration": ["--config", tmp_path / "nothing.toml"],
-        "unrecognized arguments: --epoch2": ["--epoch2", 3],
-        "single has one rank": ["--transport", "single", "--ranks", 2],
-    }
-    for text, arguments in cases.items():
-        assert text in refused(capsys, "train", store, "--out", out, *arguments)
-        assert not out.exists()
-
-
 def test_runs_that_are_refused_leave_nothing(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a run that cannot start leaves a folder that blocks the next try, or its reason is not said."""
     out = tmp_path / "run"
@@ -66,16 +27,10 @@ def test_runs_that_are_refused_leave_nothing(store: Path, tmp_path: Path, capsys
     assert "needs" in text
     assert "10.00 MiB may be used; no number of ranks up to 120 would fit: a process takes 285.00 MiB" in text
     assert not out.exists()
-    assert "data.split must be below 1" in refused(capsys, *train, "--split", 7)
-    assert not out.exists()
     assert "use --device cpu" in refused(capsys, *train, "--device", "cuda", code=1)
-    assert not out.exists()
-    assert "use --device cuda, or gloo on CPUs" in refused(capsys, *train, "--transport", "nccl")
     assert not out.exists()
     assert run_main(*train, "--epochs", 1, "--quiet") == 0
     assert f"--resume {out}" in refused(capsys, *train)
-    assert "give one of them" in refused(capsys, "train", store, "--resume", out)
-    assert "give one of them" in refused(capsys, "train")
     (tmp_path / "file").write_text("")
     assert "cannot be written" in refused(capsys, "train", store, "--out", tmp_path / "file" / "run")
 
@@ -106,25 +61,6 @@ def test_runs_that_are_none(store: Path, tmp_path: Path, capsys: pytest.CaptureF
     (run / "checkpoints" / "latest").unlink()
     assert "no checkpoint" in refused(capsys, "predict", run)
     assert not (run / "scores.npy").exists()
-
-
-def test_sizes_that_cannot_be_generated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if a size that makes no graph is taken, writes a folder, or answers with a traceback."""
-    out = tmp_path / "g"
-    cases = {
-        "got -3": ["community", out, "--vertices", -3],
-        "expected 0 <= scale <= 30, got 99": ["rmat", out, "--scale", 99],
-        "invalid whole number value: 'x'": ["rmat", out, "--scale", "x"],
-        "invalid choice: 'star'": ["star", out],
-        "KIND": [],
-        "7": ["community", out, "--vertices", 10, "--edges", 7000],
-        "train": ["community", out, "--train", 1.5],
-    }
-    for text, arguments in cases.items():
-        assert text in refused(capsys, "generate", *arguments)
-        assert not out.exists()
-    assert "the following arguments are required: COMMAND" in refused(capsys, "--quiet")
-    assert "invalid choice" in refused(capsys, "trian")
 
 
 @pytest.mark.parametrize(

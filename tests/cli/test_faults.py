@@ -170,7 +170,7 @@ def test_ranks_and_launchers_are_killed(community: Path, tmp_path: Path, who: st
 
 def test_a_slow_rank_changes_nothing() -> None:
     """Fails if ranks that wait for a slow one time out, or take what is not there yet."""
-    graph = make_graph(pattern("random", 43, 6), num_features=9, num_classes=3, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("random", 43, 6), num_features=9, num_classes=3, seed=8)
     config = Config(
         model=ModelConfig(hidden=(5,), dropout=0.3),
         train=TrainConfig(seed=77, epochs=4),

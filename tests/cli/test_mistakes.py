@@ -13,6 +13,7 @@ from mggcn.cli import entry as cli
 HERE = "{here}"
 """Stands for the folder of the test's files."""
 STORE = "{here}/graph"
+SHAPE = ["plan", "--vertices", 10, "--edges", 20, "--features", 3, "--classes"]
 
 MISTAKES: dict[str, tuple[list[object], str]] = {
     # commands and flags
@@ -32,10 +33,25 @@ MISTAKES: dict[str, tuple[list[object], str]] = {
     "world size": (["train", STORE, "--world-size", 2], "use --ranks 2"),
     "misspelt flag": (["train", STORE, "--epcohs", 3], "did you mean --epochs?"),
     "misspelt flag of a setting": (["train", STORE, "--hiden", 3], "did you mean --set model.hidden=3?"),
+    "no kind of graph": (["generate"], "KIND"),
+    "unknown kind of graph": (["generate", "star", "{here}/new"], "invalid choice: 'star'"),
+    "unknown choice": (["prepare", "{here}/edges.txt", "{here}/new", "--duplicates", "maybe"], "invalid choice"),
+    "nothing to prepare for": (["prepare", "{here}/edges.txt"], "needs a STORE"),
     "nothing to train": (["train"], "needs a STORE"),
     "store and resume": (["train", STORE, "--resume", HERE], "give one of them"),
     "no shape": (["plan"], "--vertices, --edges, --features, --classes missing"),
     "half a shape": (["plan", "--vertices", "1k", "--edges", "9k"], "--features, --classes missing"),
+    "shape without classes": ([*SHAPE, 0], "must be 1 or more"),
+    "half a class": ([*SHAPE, 2.5], "invalid whole number value: '2.5'"),
+    "score of another task": (
+        [*SHAPE, 2, "--set", "train.metric=rmse"],
+        "train.metric rmse does not fit train.loss auto",
+    ),
+    "loss of another task": (
+        [*SHAPE, 2, "--set", "train.loss=mse", "--set", "train.metric=accuracy"],
+        "train.metric accuracy does not fit train.loss mse",
+    ),
+    "class to ignore": ([*SHAPE, 2, "--set", "train.ignored_labels=2"], "the shape has the classes 0 .. 1"),
     "store and shape": (["plan", STORE, "--vertices", 5], "not both"),
     # settings
     "table left out": (["train", STORE, "--set", "lr=0.1"], "did you mean train.lr=0.1?"),
@@ -50,15 +66,28 @@ MISTAKES: dict[str, tuple[list[object], str]] = {
     "size": (["train", STORE, "--memory-limit", "lots"], "expects bytes such as 512MiB or 80GiB"),
     "count": (["plan", "--vertices", "111X"], "whole number"),
     "half an epoch": (["train", STORE, "--epochs", "2.5"], "train.epochs expects an integer"),
+    "no whole number": (["generate", "rmat", "{here}/new", "--scale", "x"], "invalid whole number value: 'x'"),
+    "negative size": (["generate", "community", "{here}/new", "--vertices", -3], "got -3"),
+    "huge scale": (["generate", "rmat", "{here}/new", "--scale", 99], "expected 0 <= scale <= 30, got 99"),
+    "more edges than pairs": (["generate", "community", "{here}/new", "--vertices", 10, "--edges", 7000], "7"),
+    "more than all": (["generate", "community", "{here}/new", "--train", 1.5], "must lie in [0, 1], got 1.5"),
+    "little memory": (["prepare", "{here}/edges.txt", "{here}/new", "--memory", "1MiB"], "at least 256MiB"),
     "negative rate": (["train", STORE, "--set", "train.lr=-1"], "train.lr"),
     "dropout of one": (["train", STORE, "--set", "model.dropout=1"], "model.dropout must lie in [0, 1)"),
     "settings file": (["train", STORE, "--config", "{here}/none.toml"], "cannot read the configuration"),
     "broken settings file": (["train", STORE, "--config", "{here}/edges.txt"], "not valid TOML"),
     # paths
     "misspelt store": (["train", "{here}/grpah"], "did you mean graph?"),
+    "store that a folder lacks": (["train", "nowhere", "--root", HERE], "there is no nowhere, "),
+    "array that is not there": (
+        ["prepare", "{here}/edges.txt", "{here}/new", "--features", "{here}/none.npy"],
+        "cannot load",
+    ),
     "file for a store": (["train", "{here}/edges.txt"], "mggcn prepare"),
     "folder of stores": (["train", HERE], "it holds the stores bare, graph, unlabelled"),
     "run that is none": (["predict", STORE], "is not the folder of a run"),
+    "run to resume that is none": (["train", "--resume", STORE], "is not the folder of a run"),
+    "run to resume that is not there": (["train", "--resume", "{here}/none"], "there is no run folder"),
     "run folder taken": (["train", STORE, "--out", STORE], "name a folder that is new or empty: --out, in Python out="),
     "store taken": (["prepare", "{here}/edges.txt", STORE], "--force"),
     "unknown suffix": (["prepare", "{here}/edges.docx", "{here}/new"], "rename or convert it"),
@@ -70,6 +99,21 @@ MISTAKES: dict[str, tuple[list[object], str]] = {
     "delay for nothing": (["train", STORE, "--ranks", 2, "--delay", 5], "use --strategy delayed"),
     # ids, masks, labels, features
     "ids from one": (["prepare", "{here}/from_one.txt", "{here}/new", "--vertices", 40], "subtract 1 from each"),
+    "no edges": (["prepare", "{here}/empty.txt", "{here}/new"], "give num_vertices (--vertices) or an edge"),
+    "edges with two weights": (["prepare", "{here}/repeats.txt", "{here}/new"], "(--duplicates sum)"),
+    "edges twice": (["prepare", "{here}/repeats.txt", "{here}/new", "--duplicates", "error"], "(--duplicates)"),
+    "features of fewer vertices": (
+        ["prepare", "{here}/edges.txt", "{here}/new", "--features", "{here}/short.npy", "--vertices", 40],
+        "shape [40, D], got float32 of shape (39, 3)",
+    ),
+    "bytes as labels": (
+        ["prepare", "{here}/edges.txt", "{here}/new", "--labels", "{here}/names.npy"],
+        "number the classes from 0",
+    ),
+    "ids from one in a split": (
+        ["prepare", "{here}/edges.txt", "{here}/new", "--labels", "{here}/labels.npy", "--train", "{here}/ids.npy"],
+        "expected vertex ids in [0, 40), got 0 to 40",
+    ),
     "short features": (["prepare", "{here}/edges.txt", "{here}/new", "--features", "{here}/short.npy"], "give one row"),
     "text for an array": (
         ["prepare", "{here}/edges.txt", "{here}/new", "--labels", "{here}/edges.txt"],
@@ -101,6 +145,10 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "edges.txt").write_text("\n".join(f"{u} {v}" for u, v in ring))
     (folder / "from_one.txt").write_text("\n".join(f"{u + 1} {v + 1}" for u, v in ring))
     (folder / "edges.docx").write_text("0 1\n")
+    (folder / "repeats.txt").write_text("0 1 2\n0 1 3\n")
+    (folder / "empty.txt").write_text("")
+    np.save(folder / "names.npy", np.array([b"a", b"b"] * 20))
+    np.save(folder / "ids.npy", np.array([0, 40]))
     np.save(folder / "short.npy", np.ones((39, 3), np.float32))
     np.save(folder / "labels.npy", np.arange(40) % 3)
     np.save(folder / "mask.npy", np.arange(40) < 20)

@@ -129,21 +129,3 @@ def test_training_vertices_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "1 .. 10,000 of the vertices can train, got 0" in refused(capsys, "plan", *shape, 0)
     assert run_main("generate", "community", tmp_path / "g", "--vertices", 50, "--edges", 100) == 0
     assert "not both" in refused(capsys, "plan", tmp_path / "g", "--training", 10)
-
-
-def test_what_plan_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if half a shape, a shape beside a store or a nonsensical size is planned."""
-    assert "--features, --classes missing" in refused(capsys, "plan", "--vertices", 10, "--edges", 20)
-    shape = ["--vertices", 10, "--edges", 20, "--features", 3, "--classes"]
-    assert "must be 1 or more" in refused(capsys, "plan", *shape, 0)
-    assert "invalid whole number value: '2.5'" in refused(capsys, "plan", *shape, 2.5)
-    assert "train.metric rmse does not fit train.loss auto" in refused(
-        capsys, "plan", *shape, 2, "--set", "train.metric=rmse"
-    )
-    assert "train.metric accuracy does not fit train.loss mse" in refused(
-        capsys, "plan", *shape, 2, "--set", "train.loss=mse", "--set", "train.metric=accuracy"
-    )
-    assert "the shape has the classes 0 .. 1" in refused(capsys, "plan", *shape, 2, "--set", "train.ignored_labels=2")
-    assert "expects bytes such as 512MiB" in refused(capsys, "plan", *shape, 2, "--memory-limit", "much")
-    assert run_main("generate", "community", tmp_path / "g", "--vertices", 50, "--edges", 100) == 0
-    assert "not both" in refused(capsys, "plan", tmp_path / "g", "--vertices", 10)

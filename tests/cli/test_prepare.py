@@ -107,55 +107,6 @@ def test_a_strangers_graph(data_root: Path, tmp_path: Path, capsys: pytest.Captu
     np.testing.assert_allclose(expected, scores, rtol=1e-4, atol=1e-4 * np.abs(scores).max())
 
 
-def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fails if a mistake in a source writes a store, or is reported by more than one line."""
-    edges, store = tmp_path / "edges.txt", tmp_path / "store"
-    edges.write_text("0 1\n1 2\n2 0\n")
-    np.save(tmp_path / "short.npy", np.ones((2, 4), np.float32))
-    np.save(tmp_path / "labels.npy", np.array([0, 1, 1]))
-    np.save(tmp_path / "train.npy", np.array([0, 3]))
-    np.save(tmp_path / "names.npy", np.array([b"a", b"b", b"a"]))
-    (tmp_path / "other.pdf").write_text("?")
-    (tmp_path / "x.csv").write_text("1,2\n")
-    (tmp_path / "pandas.csv").write_text(",src,dst\n0,5,6\n1,6,7\n")
-    (tmp_path / "repeats.txt").write_text("0 1 2\n0 1 3\n")
-    (tmp_path / "empty.txt").write_text("")
-    cases = {
-        "column 1 is named ''": ["prepare", tmp_path / "pandas.csv", store],
-        "(--duplicates sum)": ["prepare", tmp_path / "repeats.txt", store],
-        "(--duplicates)": ["prepare", tmp_path / "repeats.txt", store, "--duplicates", "error"],
-        "give num_vertices (--vertices) or an edge": ["prepare", tmp_path / "empty.txt", store],
-        "[0, 2), since the features have 2 rows": ["prepare", edges, store, "--features", tmp_path / "short.npy"],
-        "are not read from text": ["prepare", edges, store, "--features", tmp_path / "x.csv"],
-        "number the classes from 0": ["prepare", edges, store, "--labels", tmp_path / "names.npy"],
-        "needs a STORE": ["prepare", edges],
-        "there is no": ["prepare", tmp_path / "nothing.txt", store],
-        "cannot recognise": ["prepare", tmp_path / "other.pdf", store],
-        "cannot load": ["prepare", edges, store, "--features", tmp_path / "nothing.npy"],
-        "shape [3, D], got float32 of shape (2, 4)": [
-            "prepare",
-            edges,
-            store,
-            "--features",
-            tmp_path / "short.npy",
-            "--vertices",
-            "3",
-        ],
-        "train": ["prepare", edges, store, "--labels", tmp_path / "labels.npy", "--train", tmp_path / "train.npy"],
-        "at least 256MiB": ["prepare", edges, store, "--memory", "1MiB"],
-        "invalid choice": ["prepare", edges, store, "--duplicates", "maybe"],
-    }
-    for text, arguments in cases.items():
-        assert text in refused(capsys, *arguments)
-        assert not store.exists()
-    assert run_main("prepare", edges, store) == 0
-    assert "--force" in refused(capsys, "prepare", edges, store)
-    assert run_main("prepare", edges, store, "--force", "--symmetrize") == 0
-    assert "6 stored edges, symmetric" in capsys.readouterr().out
-    assert "has no features" in refused(capsys, "train", store, "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_what_prepare_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a header, repeats or ids from 1 pass without a note, or checksums are praised that nothing has."""
     edges, store = tmp_path / "edges.csv", tmp_path / "store"

@@ -34,13 +34,6 @@ def cases(often: set[tuple[Any, ...]], *parameters: tuple[Any, ...]) -> list[Any
     return [pytest.param(*c, marks=pytest.mark.full if c in often else pytest.mark.slow) for c in combinations]
 
 
-@pytest.fixture(scope="module")
-def community(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = tmp_path_factory.mktemp("stores") / "community"
-    assert run_main("generate", "community", store, "--vertices", 300, "--edges", 1500, "--seed", 71) == 0
-    return store
-
-
 def ends(
     tmp_path: Path, command: list[object], ready: Callable[[], bool], signum: int
 ) -> tuple[int, str, set[str], set[str]]:

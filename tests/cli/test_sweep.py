@@ -43,7 +43,7 @@ from tests.planted import plant
 
 
 def small() -> Graph:
-    return make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, sparse=False, weighted=False, seed=8)
+    return make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, seed=8)
 
 
 def test_trials_are_runs_of_their_own(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_second_call_trains_what_is_left(tmp_path: Path) -> None:
     ]
     record = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(record | {"store": str(tmp_path / "other")}))
-    other = make_graph(pattern("star", 43, 6), num_features=17, num_classes=4, sparse=False, weighted=False, seed=8)
+    other = make_graph(pattern("star", 43, 6), num_features=17, num_classes=4, seed=8)
     write_store(other, tmp_path / "other")
     with pytest.raises(RunError, match=r"has changed since the sweep in .* began; start a new sweep"):
         run_sweep(tmp_path / "sweep")

@@ -108,7 +108,7 @@ def test_a_damaged_table_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails if the advice of training, to measure again, does not help, or a place is refused after all timing."""
-    graph = make_graph(pattern("random", 60, 5), num_features=9, num_classes=4, sparse=False, weighted=False, seed=3)
+    graph = make_graph(pattern("random", 60, 5), num_features=9, num_classes=4, seed=3)
     store = tmp_path / "store"
     write_store(graph, store)
     (store / "tuned.json").write_text('{"tables": []}')

@@ -112,7 +112,7 @@ def stores(sound: Path) -> list[Target]:
     """Stores: damaged, those whose digests were made anew for what they hold, and folders of others."""
     store = sound / "store"
     write_store(
-        make_graph(pattern("weighted", 30, 5), num_features=3, num_classes=3, sparse=False, weighted=True, seed=5),
+        make_graph(pattern("weighted", 30, 5), num_features=3, num_classes=3, weighted=True, seed=5),
         store,
     )
     content = {path.name: path.read_bytes() for path in store.iterdir()}

@@ -30,7 +30,7 @@ MODELS: dict[str, Any] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_the_module_predicts_what_the_trainer_does(name: str) -> None:
     """Fails if a layer has another option or order than the model, or weights of another epoch."""
-    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, sparse=False, weighted=False, seed=9)
+    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, seed=9)
     trainer = mggcn.Trainer(graph, MODELS[name], threads=1, seed=7411, lr=0.05)
     trainer.fit(epochs=3)
     module = trainer.to_pyg()
@@ -49,7 +49,7 @@ def test_the_module_predicts_what_the_trainer_does(name: str) -> None:
 @pytest.mark.parametrize("name", ["gcn", "sage"])
 def test_the_module_is_exported(name: str, tmp_path: Path) -> None:
     """Fails if what docs/export.md says of torch.export is not so."""
-    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, sparse=False, weighted=False, seed=9)
+    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, seed=9)
     trainer = mggcn.Trainer(graph, MODELS[name], threads=1)
     trainer.fit(epochs=2)
     indptr, indices = graph.adj.indptr.array(), graph.adj.indices.array()
@@ -65,7 +65,7 @@ def test_the_module_is_exported(name: str, tmp_path: Path) -> None:
 )
 def test_models_that_pyg_does_not_have_are_refused(model: Any) -> None:
     """Fails if a module is built that computes something else."""
-    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, sparse=False, weighted=False, seed=9)
+    graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, seed=9)
     trainer = mggcn.Trainer(graph, model, threads=1)
     trainer.fit(epochs=1)
     with pytest.raises(ConfigError, match="PyG's layers have no"):

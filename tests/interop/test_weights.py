@@ -87,7 +87,7 @@ def stack(widths: tuple[int, ...], bias: bool = True, **options: Any) -> Stack:
 
 def directed() -> Graph:
     """A random directed graph with a stored self-loop and a vertex without in-edges."""
-    return make_graph(pattern("directed", 61, 4), num_features=9, num_classes=4, sparse=False, weighted=False, seed=15)
+    return make_graph(pattern("directed", 61, 4), num_features=9, num_classes=4, seed=15)
 
 
 def assert_equal_to(got: np.ndarray, expected: np.ndarray, rtol: float) -> None:

@@ -11,7 +11,7 @@ from mggcn.config import from_tables
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DEVICES, TILE_ROWS
 from mggcn.model.kinds.dense import Linear
-from mggcn.planning.shape import GraphShape
+from tests.shapes import shape_of
 
 A100, H100 = 20 * 2**20, 25 * 2**20
 """Halves of the L2 caches: each may hold a copy."""
@@ -37,9 +37,7 @@ def test_blocks_of_a_gpu_fit_half_of_the_cache() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_blocks_follow_the_width_of_each_product(precision: str) -> None:
     """Fails if one number of rows serves all widths, or the scratch of a block is not as large as its rows."""
-    shape = GraphShape(
-        name="shape", num_vertices=500_000, num_edges=5_000_000, num_features=100, num_classes=41, symmetric=True
-    )
+    shape = shape_of(500_000, 5_000_000, 100, 41)
     settings = {"model": {"hidden": (512, 64)}, "run": {"device": "cuda", "precision": precision}}
     sizes = (plan := plan_shape(from_tables(settings), shape).ranks[0]).sizes
     cut = {op.kind.layer: op.kind.block_rows for op in plan.train.ops if isinstance(op.kind, Linear)}

@@ -39,9 +39,7 @@ MOVES = [
 
 
 def graph_of(kind: str, n: int = 23) -> Graph:
-    return make_graph(
-        pattern(kind, n, 6), num_features=7, num_classes=4, sparse=False, weighted=kind == "weighted", seed=8
-    )
+    return make_graph(pattern(kind, n, 6), num_features=7, num_classes=4, weighted=kind == "weighted", seed=8)
 
 
 def test_ties_go_to_the_vertex_of_the_lowest_number() -> None:

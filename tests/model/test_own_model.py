@@ -114,9 +114,7 @@ CASES = list(itertools.product((1, 2, 3), STRATEGIES, ("random", "directed", "we
 def error_of(case: tuple[int, str, str], where: Where = CPU, **run: str) -> float:
     """Largest error of loss, gradients and logits, relative to the largest value of each."""
     ranks, strategy, kind = case
-    graph = make_graph(
-        pattern(kind, 37, 6), num_features=11, num_classes=4, sparse=False, weighted=kind == "weighted", seed=8
-    )
+    graph = make_graph(pattern(kind, 37, 6), num_features=11, num_classes=4, weighted=kind == "weighted", seed=8)
     config = config_of(ranks, strategy=strategy, hidden=(9, 6), dropout=0.4, self_loops=False)
     config = where.config(with_run(config, **run))
     found = one_epoch(config, graph, device_of=where.device_of, network=gin)
@@ -150,7 +148,7 @@ def test_a_planted_wrong_adjoint_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_cannot_be_trained_is_refused() -> None:
     """Fails if a kind without an adjoint, another number of classes or no parameter is found out only in the run."""
-    graph = make_graph(pattern("path", 9, 1), num_features=5, num_classes=3, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("path", 9, 1), num_features=5, num_classes=3, seed=8)
     config = config_of(1, hidden=(4,))
 
     def stuck(b: Builder, x: Value, model: ModelConfig) -> Value:

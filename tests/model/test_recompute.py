@@ -12,8 +12,8 @@ from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
 from mggcn.planning.advice import require_fit
-from mggcn.planning.shape import GraphShape
 from tests.graphs import make_graph, one_epoch, pattern
+from tests.shapes import shape_of
 from tests.train.test_exact import config_of
 from tests.train.test_mixed import with_run
 
@@ -31,7 +31,7 @@ SMALLER = ("gat", "gatv2")
 
 def graph_of(sparse: bool = False) -> Graph:
     sizes: Any = {"num_features": 11, "num_classes": 4, "sparse": sparse, "seed": 8}
-    return make_graph(pattern("directed", 61, 6), weighted=False, **sizes)
+    return make_graph(pattern("directed", 61, 6), **sizes)
 
 
 @pytest.mark.covering(1)
@@ -55,9 +55,7 @@ def test_the_same_bits_in_less_memory(name: str, precision: str, ranks: int, str
 
 def test_it_is_advised_where_it_fits() -> None:
     """Fails if a run is refused without a word of the setting with which it fits, or with one that does not help."""
-    shape = GraphShape(
-        name="arxiv", num_vertices=169_343, num_edges=2_340_000, num_features=128, num_classes=40, symmetric=True
-    )
+    shape = shape_of(169_343, 2_340_000, 128, 40, name="arxiv")
     config = Config(model=ModelConfig(kind="gat", hidden=(256, 256), heads=4), run=RunConfig())
     plan = plan_shape(config, shape)
     need = plan_shape(with_run(config, recompute="on"), shape).largest.total_bytes

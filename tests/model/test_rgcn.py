@@ -25,6 +25,7 @@ from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
 from tests.graphs import one_epoch
 from tests.model.dense_stack import expected
+from tests.shapes import shape_of
 from tests.train.test_exact import SEED, TOLERANCE, config_of
 from tests.train.test_mixed import with_run
 
@@ -114,22 +115,15 @@ def test_mixed_rounds_messages_alone() -> None:
     assert 0 < np.abs(exact[0].logits - mixed[0].logits).max() < 0.02 * scale
 
 
-def shape_of(num_vertices: int, num_relations: int) -> GraphShape:
-    return GraphShape(
-        name="shape",
-        num_vertices=num_vertices,
-        num_edges=10 * num_vertices,
-        num_features=32,
-        num_classes=8,
-        symmetric=False,
-        num_relations=num_relations,
-        num_training=num_vertices,
+def typed_shape(num_vertices: int, num_relations: int) -> GraphShape:
+    return shape_of(
+        num_vertices, 10 * num_vertices, 32, 8, symmetric=False, num_relations=num_relations, num_training=num_vertices
     )
 
 
 def planned(num_vertices: int, num_relations: int, ranks: int) -> RunPlan:
     config = config_of(ranks, strategy="halo", kind="rgcn", hidden=(16,), bases=4)
-    return plan_shape(config, shape_of(num_vertices, num_relations))
+    return plan_shape(config, typed_shape(num_vertices, num_relations))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -141,7 +135,7 @@ def test_memory_does_not_grow_with_relations_times_vertices(ranks: int) -> None:
     more = planned(200_000, 200, ranks).ranks[0].arena_bytes - planned(200_000, 2, ranks).ranks[0].arena_bytes
     assert more == many.arena_bytes - few.arena_bytes
     config = config_of(ranks, strategy="halo", kind="rgcn", hidden=(16,), bases=64)
-    assert plan_shape(config, shape_of(100_000, 2)).ranks[0].arena_bytes == few.arena_bytes
+    assert plan_shape(config, typed_shape(100_000, 2)).ranks[0].arena_bytes == few.arena_bytes
 
 
 @pytest.mark.parametrize("strategy", ["broadcast", "halo", "delayed"])

@@ -18,7 +18,7 @@ def test_weights_and_stored_self_loops(strategy: str, ranks: int) -> None:
     """Fails if a weighted average is by another sum than that of its weights, or a stored self-loop's weight is lost."""
     adjacency = pattern("weighted", 31, 4)
     adjacency[[2, 5, 9], [2, 5, 9]] = [2.5, 0.25, 1.0]
-    graph = make_graph(adjacency, num_features=9, num_classes=3, sparse=False, weighted=True, seed=1)
+    graph = make_graph(adjacency, num_features=9, num_classes=3, weighted=True, seed=1)
     scaled = normalized(graph, ModelConfig(kind="sage"))
     incoming = adjacency[:, 5].astype(np.float64)
     np.testing.assert_allclose(scaled[5], incoming / incoming.sum(), rtol=1e-7)

@@ -28,7 +28,7 @@ needs_metis = pytest.mark.skipif(
 
 
 def graph_of(kind: str, n: int = 60) -> Graph:
-    return make_graph(pattern(kind, n, 4), num_features=9, num_classes=3, sparse=False, weighted=False, seed=1)
+    return make_graph(pattern(kind, n, 4), num_features=9, num_classes=3, seed=1)
 
 
 @pytest.mark.parametrize("kind", ["random", "directed", "star", "hub-row", "empty", "disconnected", "path"])

@@ -30,7 +30,7 @@ from tests.reference import dense_csr, dense_features
 def test_counts_equal_brute_force(kind: str, loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a tile's nonzeros or needed rows are miscounted, also for more than 64 ranks and over chunks."""
     monkeypatch.setattr(sweep_module.sweep, "__defaults__", (23, 9))
-    graph = make_graph(pattern(kind, 83, 3), num_features=2, num_classes=2, sparse=False, weighted=False, seed=4)
+    graph = make_graph(pattern(kind, 83, 3), num_features=2, num_classes=2, seed=4)
     adj_t = dense_csr(graph.adj_t) != 0
     if loops:
         np.fill_diagonal(adj_t, True)
@@ -54,7 +54,7 @@ def test_expectation_is_close_on_a_random_graph() -> None:
     for row in dense:
         row[rng.choice(1500, 12, replace=False)] = 1
     np.fill_diagonal(dense, 0)
-    graph = make_graph(dense, num_features=2, num_classes=2, sparse=False, weighted=False, seed=4)
+    graph = make_graph(dense, num_features=2, num_classes=2, seed=4)
     for loops, ranks in itertools.product((False, True), (1, 3)):
         counts = part_sizes(1500, ranks)
         exact = tile_statistics(graph, assign(1500, ranks, "random", 5), self_loops=loops)
@@ -110,7 +110,7 @@ def test_order_decides_the_critical_path(
 @pytest.mark.parametrize("loops", [False, True])
 def test_aggregated_nonzeros_of_a_small_graph_are_exact(loops: bool) -> None:
     """Fails if the estimate samples where it could count, or forgets self-loops."""
-    graph = make_graph(pattern("directed", 61, 9), num_features=40, num_classes=2, sparse=True, weighted=False, seed=4)
+    graph = make_graph(pattern("directed", 61, 9), num_features=40, num_classes=2, sparse=True, seed=4)
     adj_t = dense_csr(graph.adj_t)
     if loops:
         np.fill_diagonal(adj_t, 1)

@@ -15,14 +15,12 @@ from mggcn.cost.machine import find_machine
 from mggcn.errors import PlanError
 from mggcn.memory.units import GIB, MIB
 from mggcn.planning.advice import Room, advice
-from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render, verdict
 from tests.cli.runs import run_main
+from tests.shapes import PRODUCTS, shape_of
 
-PAPERS = GraphShape(
-    name="papers", num_vertices=111_059_956, num_edges=3_231_371_744, num_features=128, num_classes=172, symmetric=True
-)
-SMALL = GraphShape(name="small", num_vertices=962, num_edges=20_000, num_features=64, num_classes=4, symmetric=True)
+PAPERS = shape_of(111_059_956, 3_231_371_744, 128, 172, name="papers")
+SMALL = shape_of(962, 20_000, 64, 4)
 
 
 def config_of(**settings: object) -> Config:
@@ -50,9 +48,7 @@ def test_a_machine_that_is_full_gets_other_advice() -> None:
 def test_every_hint_is_a_plan_that_fits(limit: float) -> None:
     """Fails if a precision or a strategy is named that does not fit, or needs other bytes than said."""
     config = config_of(ranks=4, hidden=(512, 512), memory_limit=1, order="random")
-    shape = GraphShape(
-        name="products", num_vertices=2_449_029, num_edges=123_718_280, num_features=100, num_classes=47, symmetric=True
-    )
+    shape = PRODUCTS
     plan = plan_shape(config, shape)
     allowed = int(plan.largest.total_bytes * limit)
     text = advice(plan, allowed, Room(lambda _: allowed, STRATEGIES | {}))

@@ -21,20 +21,12 @@ from mggcn.partition.rows.partition import RowStats
 from mggcn.partition.statistics import TileStatistics
 from mggcn.planning.op_cost import program_items
 from mggcn.planning.run import RankPlan, RunPlan, plan_ranks, plan_run
-from mggcn.planning.shape import GraphShape
 from tests.graphs import make_graph
 from tests.planning.test_pruning import config_of, graph_of
+from tests.shapes import shape_of
 
 RANKS = 5
-SHAPE = GraphShape(
-    name="shape",
-    num_vertices=10_000,
-    num_edges=90_000,
-    num_features=24,
-    num_classes=6,
-    symmetric=False,
-    num_training=100,
-)
+SHAPE = shape_of(10_000, 90_000, 24, 6, symmetric=False, num_training=100)
 
 
 def ring(n: int = 400) -> Graph:
@@ -42,7 +34,7 @@ def ring(n: int = 400) -> Graph:
     dense = np.zeros((n, n), np.float32)
     for step in (1, n // 4):
         dense[np.arange(n), (np.arange(n) + step) % n] = 1
-    graph = make_graph(np.maximum(dense, dense.T), num_features=8, num_classes=3, sparse=False, weighted=False, seed=2)
+    graph = make_graph(np.maximum(dense, dense.T), num_features=8, num_classes=3, seed=2)
     training = np.zeros((1, n), bool)
     training[0, :30] = True
     return dataclasses.replace(graph, splits=dict(graph.splits) | {"train": ArrayRows(training)})

@@ -20,18 +20,9 @@ from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
+from tests.shapes import PAPERS, shape_of
 
-SHAPE = GraphShape(
-    name="shape", num_vertices=100_000, num_edges=2_000_000, num_features=64, num_classes=10, symmetric=True
-)
-PAPERS = GraphShape(
-    name="papers100M",
-    num_vertices=111_059_956,
-    num_edges=1_615_685_872,
-    num_features=128,
-    num_classes=172,
-    symmetric=False,
-)
+SHAPE = shape_of(100_000, 2_000_000, 64, 10)
 STARTED = 256 + 8 * 16 * 512 // 1024
 
 

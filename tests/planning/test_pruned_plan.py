@@ -23,9 +23,9 @@ from mggcn.planning.cost_text import cost_dict, cost_lines
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.planning.pruning import choose_rows
 from mggcn.planning.record import plan_from_dict, to_dict
-from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
 from tests.planning.test_pruning import config_of, graph_of, off
+from tests.shapes import shape_of
 
 AGGREGATES = ((2, 2), (3, 1), (4, 0))
 """Those of four layers whose first reads A X: each with how many lie above it."""
@@ -55,15 +55,7 @@ def test_the_choice_by_hand() -> None:
     assert "cuts vertices" in cut[0].reason
 
 
-SHAPE = GraphShape(
-    name="shape",
-    num_vertices=100_000,
-    num_edges=400_000,
-    num_features=64,
-    num_classes=16,
-    symmetric=True,
-    num_training=2_000,
-)
+SHAPE = shape_of(100_000, 400_000, 64, 16, num_training=2_000)
 
 
 def test_a_bare_shape_is_estimated() -> None:

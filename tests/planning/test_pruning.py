@@ -41,7 +41,7 @@ def graph_of(n: int = 61, degree: int = 2, trained: int = 5, symmetric: bool = F
     dense[4, 4] = 1
     if symmetric:
         dense = np.maximum(dense, dense.T)
-    graph = make_graph(dense, num_features=12, num_classes=4, sparse=sparse, weighted=False, seed=8)
+    graph = make_graph(dense, num_features=12, num_classes=4, sparse=sparse, seed=8)
     candidates = np.flatnonzero(graph.splits["train"].read(0, 1)[0])
     training = np.zeros((1, n), bool)
     training[0, candidates[:trained]] = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import subprocess
 import sys
 
 import pytest
@@ -21,21 +20,7 @@ from mggcn.planning.record import plan_from_dict, to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.text import render
-
-PAPERS = GraphShape(
-    name="papers100M",
-    num_vertices=111_059_956,
-    num_edges=1_615_685_872,
-    num_features=128,
-    num_classes=172,
-    symmetric=False,
-)
-PROTEINS = GraphShape(
-    name="proteins", num_vertices=8_745_542, num_edges=1_309_240_502, num_features=128, num_classes=256, symmetric=False
-)
-PRODUCTS = GraphShape(
-    name="products", num_vertices=2_449_029, num_edges=123_718_280, num_features=100, num_classes=47, symmetric=True
-)
+from tests.shapes import PAPERS, PRODUCTS, PROTEINS, shape_of
 
 
 def plan_of(shape: GraphShape, hidden: tuple[int, ...], ranks: int, device: str = "cuda", **model: object) -> RunPlan:
@@ -99,14 +84,7 @@ def test_all_ranks_run_the_same_program() -> None:
     for features, hidden, n, ranks in itertools.product(
         (17, 40, 200), ((), (8,), (16, 16), (64,)), (4, 37, 1001, 50003), (2, 5)
     ):
-        shape = GraphShape(
-            name="any",
-            num_vertices=n,
-            num_edges=min(8 * n, n * n),
-            num_features=features,
-            num_classes=5,
-            symmetric=True,
-        )
+        shape = shape_of(n, min(8 * n, n * n), features, 5)
         plan = plan_of(shape, hidden, ranks, "cpu")
         for program in ("setup", "train", "evaluate"):
             ops = {
@@ -171,34 +149,13 @@ def test_bare_shapes_without_features_or_classes_are_refused() -> None:
     for features, classes in ((0, 2), (2, 0)):
         with pytest.raises(GraphError, match="training needs at least 1"):
             plan_of(
-                GraphShape(
-                    name="bare",
-                    num_vertices=10,
-                    num_edges=20,
-                    num_features=features,
-                    num_classes=classes,
-                    symmetric=True,
-                ),
+                shape_of(10, 20, features, classes),
                 (4,),
                 1,
             )
     with pytest.raises(GraphError, match="use more ranks"):
         plan_of(
-            GraphShape(
-                name="big", num_vertices=10**8, num_edges=3 * 10**9, num_features=4, num_classes=2, symmetric=True
-            ),
+            shape_of(10**8, 3 * 10**9, 4, 2),
             (4,),
             1,
         )
-
-
-def test_planning_loads_no_torch() -> None:
-    """Fails if `mggcn plan` would need two seconds, or a GPU library, to answer."""
-    script = (
-        "import sys; from mggcn.assemble.plan import plan_shape; from mggcn.config import Config\n"
-        "from mggcn.planning.record import to_dict; from mggcn.planning.shape import GraphShape\n"
-        "sizes = dict(num_vertices=1000, num_edges=5000, num_features=20, num_classes=4)\n"
-        "to_dict(plan_shape(Config(), GraphShape(name='x', symmetric=True, **sizes)))\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0

@@ -20,9 +20,9 @@ from mggcn.errors import PlanError
 from mggcn.planning.op_cost import epoch_cost, program_items
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Candidate, Choice, choice_dict, choice_lines, choose
-from mggcn.planning.shape import GraphShape
+from tests.shapes import shape_of
 
-SHAPE = GraphShape(name="some", num_vertices=40_000, num_edges=600_000, num_features=50, num_classes=9, symmetric=True)
+SHAPE = shape_of(40_000, 600_000, 50, 9)
 GIB = 2**30
 LINK = Link(
     transport="gloo",

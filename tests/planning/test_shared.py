@@ -36,7 +36,7 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def graph_of() -> Graph:
-    return make_graph(pattern("directed", 43, 6), num_features=40, num_classes=3, sparse=False, weighted=False, seed=8)
+    return make_graph(pattern("directed", 43, 6), num_features=40, num_classes=3, seed=8)
 
 
 def planned(change: dict[str, Any], graph: Graph, shared: Shared | None) -> tuple[Any, str]:

@@ -20,14 +20,15 @@ from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
 from mggcn.partition.cache.cuts import is_kept, kept_in
 from mggcn.planning.select import Row, choice_dict, choice_lines
-from mggcn.planning.shape import GraphShape, graph_shape
+from mggcn.planning.shape import graph_shape
 from mggcn.runs import auto
 from mggcn.runs.auto import _count_partition, is_auto, resolve_auto, resolve_auto_shape
 from tests.graphs import make_graph, pattern
+from tests.shapes import shape_of
 
 
 def graph():  # type: ignore[no-untyped-def]
-    return make_graph(pattern("random", 60, 4), num_features=9, num_classes=3, sparse=False, weighted=False, seed=1)
+    return make_graph(pattern("random", 60, 4), num_features=9, num_classes=3, seed=1)
 
 
 def config_of(ranks: int = 3, **run: object) -> Config:
@@ -150,9 +151,7 @@ def test_what_is_named_is_kept() -> None:
 
 def test_memory_decides_first() -> None:
     """Fails if a strategy that does not fit is chosen, or nothing fits and no one says so."""
-    shape = GraphShape(
-        name="shape", num_vertices=2_000_000, num_edges=60_000_000, num_features=100, num_classes=40, symmetric=True
-    )
+    shape = shape_of(2_000_000, 60_000_000, 100, 40)
     machine = find_machine("dgx-h100")
     base = config_of(8, device="cuda", order="random")
     config, choice = resolve_auto_shape(base, shape, 0.0, machine, 80 * 2**30)
@@ -167,9 +166,7 @@ def test_memory_decides_first() -> None:
 
 def test_a_cut_is_compared_from_its_replication() -> None:
     """Fails if a bare shape's vertex cut is planned without its replication, or not with it."""
-    shape = GraphShape(
-        name="shape", num_vertices=100_000, num_edges=2_000_000, num_features=100, num_classes=40, symmetric=True
-    )
+    shape = shape_of(100_000, 2_000_000, 100, 40)
     verdicts = {}
     for replication in (0.0, 1.8):
         _, choice = resolve_auto_shape(config_of(4, order="random"), shape, replication)
@@ -204,7 +201,7 @@ def test_a_run_records_what_was_chosen(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_shape_that_auto_cannot_plan_is_refused() -> None:
     """Fails if a strategy named without what it needs is planned from invented figures."""
-    shape = GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True)
+    shape = shape_of(1000, 5000, 10, 4)
     config = dataclasses.replace(config_of(4), run=RunConfig(ranks=4, strategy="delayed"))
     assert resolve_auto_shape(config, shape, 0.0) == (config, None)
     few = dataclasses.replace(shape, num_vertices=3)
@@ -276,9 +273,7 @@ def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: i
         with pytest.raises(ConfigError, match=rf"run\.{name}"):
             resolve_auto_shape(
                 refused,
-                GraphShape(
-                    name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True
-                ),
+                shape_of(1000, 5000, 10, 4),
                 1.5,
             )
     kept, _ = resolve_auto(config_of(ranks, strategy="delayed", **setting), graph())
@@ -286,7 +281,7 @@ def test_a_delay_needs_a_strategy_that_has_one(setting: dict[str, str], ranks: i
     assert getattr(kept.run, name) == expected
     shaped, _ = resolve_auto_shape(
         config_of(ranks, strategy="auto", **setting),
-        GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True),
+        shape_of(1000, 5000, 10, 4),
         1.5,
     )
     chosen, _ = resolve_auto(config_of(ranks, strategy="auto", **setting), graph())
@@ -300,7 +295,7 @@ def test_orders_that_follow_edges_need_a_store() -> None:
     """Fails if a bare shape is planned as if METIS had cut it, or one rank is asked for its replication."""
     from mggcn.assemble.plan import plan_shape
 
-    shape = GraphShape(name="shape", num_vertices=1000, num_edges=5000, num_features=10, num_classes=4, symmetric=True)
+    shape = shape_of(1000, 5000, 10, 4)
     with pytest.raises(ConfigError, match="plan it on a store"):
         plan_shape(config_of(4, strategy="halo", order="metis"), shape)
     assert plan_shape(config_of(1, strategy="delayed", order="random"), shape).ranks[0].aggregation.exact

@@ -44,9 +44,7 @@ N = 40
 
 
 def graph_of(seed: int = 3, features: int = 5, sparse: bool = False) -> Graph:
-    return make_graph(
-        pattern("random", N, seed), num_features=features, num_classes=3, sparse=sparse, weighted=False, seed=seed
-    )
+    return make_graph(pattern("random", N, seed), num_features=features, num_classes=3, sparse=sparse, seed=seed)
 
 
 def config_of(ranks: int = 1, epochs: int = 3) -> Config:
@@ -303,9 +301,7 @@ def test_a_run_shares_out_its_graph_once(ranks: int, tmp_path: Path, monkeypatch
 def test_a_changed_graph_is_refused(run: Path, tmp_path: Path) -> None:
     """Fails if a run is resumed or scores with the plan of a graph that its store no longer holds."""
     for vertices in (N, 3 * N):
-        changed = make_graph(
-            pattern("random", vertices, 77), num_features=5, num_classes=3, sparse=False, weighted=False, seed=77
-        )
+        changed = make_graph(pattern("random", vertices, 77), num_features=5, num_classes=3, seed=77)
         write_store(changed, tmp_path / "store", overwrite=True)
         graph = open_store(tmp_path / "store")
         config, _, _ = run_folders.read_run(run)

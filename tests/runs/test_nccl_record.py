@@ -41,7 +41,7 @@ class DeviceWithStream:
 
 def trained(strategy: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], RunPlan]:
     """Train an epoch over the stand-in; return what result.json holds, and the plan."""
-    graph = make_graph(pattern("random", 60, 5), num_features=9, num_classes=4, sparse=False, weighted=False, seed=3)
+    graph = make_graph(pattern("random", 60, 5), num_features=9, num_classes=4, seed=3)
     run = RunConfig(ranks=RANKS, device="cuda", strategy=strategy, transport="nccl")  # type: ignore[arg-type]
     config = resolve(Config(model=ModelConfig(hidden=(5,)), train=TrainConfig(epochs=1), run=run), graph)
     plan, partition = plan_graph(config, graph)

@@ -102,7 +102,7 @@ def graph_of(sparse: bool) -> Graph:
     adj = sp.random(VERTICES, VERTICES, 5 / VERTICES, "csr", random_state=np.random.default_rng(7127), dtype=np.float32)
     adj.data[:] = 1
     adj = ((adj + adj.T) > 0).astype(np.float32)
-    return make_graph(adj, num_features=128, num_classes=40, sparse=sparse, weighted=False, seed=6011)
+    return make_graph(adj, num_features=128, num_classes=40, sparse=sparse, seed=6011)
 
 
 def typed(graph: Graph) -> Graph:

@@ -19,9 +19,7 @@ VERTICES = 2 * TILE_ROWS + 44
 @pytest.mark.parametrize("model", [{"input_dropout": 0.3}, {"dropout": 0.4}], ids=["dropped input", "dropout"])
 def test_results_do_not_depend_on_the_blocks(model: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a block is left out, done twice or given another's mask, or the same blocks give other bits again."""
-    graph = make_graph(
-        pattern("directed", VERTICES, 9), num_features=19, num_classes=4, sparse=False, weighted=False, seed=3
-    )
+    graph = make_graph(pattern("directed", VERTICES, 9), num_features=19, num_classes=4, seed=3)
     config = Config(
         model=ModelConfig(hidden=(24, 8), **model),  # type: ignore[arg-type]
         train=TrainConfig(seed=551, epochs=2, lr=0.02),

@@ -114,7 +114,7 @@ HOSTILE = list(itertools.product((1, 3, 5), ("empty", "path", "star", "hub-row",
 def test_gradients_on_hostile_graphs(where: Where, case: tuple[int, str, bool]) -> None:
     """Fails where empty rows, one dense row or a rank without edges are special."""
     ranks, kind, loops = case
-    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=False, weighted=False, seed=2)
+    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, seed=2)
     # Over the three numbers of ranks, every graph meets both norms.
     norm = "mean" if (ranks == 3) == loops else "symmetric"
     config = config_of(ranks, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops)
@@ -129,7 +129,7 @@ OTHER_HOSTILE = list(itertools.product(OTHERS, (1, 2, 3, 5), ("empty", "path", "
 def test_gradients_of_other_strategies_on_hostile_graphs(where: Where, case: tuple[str, int, str]) -> None:
     """Fails where a rank sends or needs nothing, everything, or rows without edges."""
     name, ranks, kind = case
-    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=False, weighted=False, seed=2)
+    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, seed=2)
     for norm, loops in (("mean", ranks % 2 == 1), ("symmetric", ranks % 2 == 0)):
         config = config_of(ranks, strategy=name, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops)
         assert relative_error(config, graph, where) < TOLERANCE
@@ -143,7 +143,7 @@ LOCAL = list(itertools.product((1, 2, 3), ("empty", "path", "star", "hub-row", "
 def test_gradients_under_an_order_by_locality(where: Where, case: tuple[int, str, str]) -> None:
     """Fails if rows of another order than the vertices', or parts of different sizes, get each other's numbers."""
     ranks, kind, name = case
-    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=True, weighted=False, seed=2)
+    graph = make_graph(pattern(kind, 23, 3), num_features=6, num_classes=3, sparse=True, seed=2)
     for norm, loops in (("mean", True), ("symmetric", False)):
         config = config_of(ranks, "locality", name, hidden=(8, 4), dropout=0.5, norm=norm, self_loops=loops)
         assert relative_error(config, graph, where) < TOLERANCE
@@ -156,7 +156,7 @@ CHOICES = list(itertools.product(("gemm-first", "aggregate-first"), ("auto", "de
 @pytest.mark.parametrize(("where", "case"), everywhere(CHOICES, lambda number: number % 3 == 0))
 def test_gradients_for_every_choice(where: Where, case: tuple[str, str, bool]) -> None:
     """Fails if a forced order of products or a forced kind of features takes another path wrongly."""
-    graph = make_graph(pattern("directed", 29, 1), num_features=9, num_classes=5, sparse=True, weighted=False, seed=4)
+    graph = make_graph(pattern("directed", 29, 1), num_features=9, num_classes=5, sparse=True, seed=4)
     choice, features, bias = case
     cases = [*itertools.product((1, 3), ("gcn",), (0.0, 0.4)), *itertools.product((3,), ("mlp",), (0.0, 0.4))]
     for ranks, kind, input_dropout in cases:
@@ -171,7 +171,7 @@ def test_gradients_for_every_choice(where: Where, case: tuple[str, str, bool]) -
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_more_ranks_than_vertices(where: Where, name: str) -> None:
     """Fails if a rank without rows divides by zero, skips a collective or sends garbage."""
-    graph = make_graph(pattern("random", 4, 6), num_features=3, num_classes=2, sparse=False, weighted=False, seed=9)
+    graph = make_graph(pattern("random", 4, 6), num_features=3, num_classes=2, seed=9)
     config = config_of(6, strategy=name, hidden=(5,), dropout=0.5)
     assert relative_error(config, graph, where) < TOLERANCE
 
@@ -182,7 +182,7 @@ def test_more_ranks_than_vertices(where: Where, name: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_wide_features_are_aggregated_by_panels(ranks: int, norm: str, name: str) -> None:
     """Fails if a panel of A_hat X overwrites the next one, or ranks cut panels differently and wait for each other."""
-    graph = make_graph(pattern("directed", 38, 6), num_features=71, num_classes=4, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("directed", 38, 6), num_features=71, num_classes=4, seed=8)
     config = config_of(ranks, strategy=name, hidden=(8,), dropout=0.5, norm=norm)
     panels = on_ranks(config, graph, lambda rank: [op.label for op in rank.plan.setup.ops])
     assert len(panels[0]) > 2
@@ -193,7 +193,7 @@ def test_wide_features_are_aggregated_by_panels(ranks: int, norm: str, name: str
 def _error_with(
     monkeypatch: pytest.MonkeyPatch, name: str, value: object, owner: type, strategy: str = "broadcast"
 ) -> float:
-    graph = make_graph(pattern("random", 37, 6), num_features=11, num_classes=4, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("random", 37, 6), num_features=11, num_classes=4, seed=8)
     monkeypatch.setattr(owner, name, value)
     return relative_error(config_of(3, strategy=strategy, hidden=(16, 5)), graph)
 
@@ -237,7 +237,7 @@ def test_planted_skipped_spmm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
     """Fails if live ranges are too short: buffers are NaN before and after their planned life."""
-    graph = make_graph(pattern("directed", 37, 6), num_features=11, num_classes=4, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("directed", 37, 6), num_features=11, num_classes=4, seed=8)
     for ranks, hidden, p in itertools.product((1, 3), ((16, 5), (5, 16), ()), (0.0, 0.5)):
         config = config_of(ranks, strategy=name, hidden=hidden, dropout=p, input_dropout=p)
         assert all(on_ranks(config, graph, reads_what_it_was_given))

@@ -41,7 +41,7 @@ def test_no_bit_depends_on_the_figures(precision: Any, monkeypatch: pytest.Monke
 
     Tiles and pairs round bfloat16 otherwise, which note 0026 allows: no figure of theirs is given here.
     """
-    graph = make_graph(pattern("random", 400, 9), num_features=30, num_classes=5, sparse=False, weighted=True, seed=3)
+    graph = make_graph(pattern("random", 400, 9), num_features=30, num_classes=5, weighted=True, seed=3)
     config = config_of(ranks=2, run={"precision": precision}, hidden=(150, 70), epochs=3)
 
     def body(rank: Rank) -> Any:
@@ -65,7 +65,7 @@ def test_no_bit_depends_on_the_figures(precision: Any, monkeypatch: pytest.Monke
 @pytest.mark.skipif("amx" not in dense_kernels(), reason="no AMX here")
 def test_a_run_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a processor with AMX that measured it as faster trains without it, or not the same twice."""
-    graph = make_graph(pattern("random", 400, 9), num_features=64, num_classes=5, sparse=False, weighted=True, seed=3)
+    graph = make_graph(pattern("random", 400, 9), num_features=64, num_classes=5, weighted=True, seed=3)
     config = config_of(run={"precision": "bf16"}, hidden=(128, 64), epochs=3)
 
     def body(rank: Rank) -> Any:
@@ -83,7 +83,7 @@ def test_a_run_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_keeps_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a recorded plan is taken up with the figures of another hour, or chooses its memory by others."""
-    graph = make_graph(pattern("random", 60, 9), num_features=30, num_classes=5, sparse=False, weighted=True, seed=3)
+    graph = make_graph(pattern("random", 60, 9), num_features=30, num_classes=5, weighted=True, seed=3)
     config = resolve(config_of(), graph)
     take(XEON, monkeypatch)
     plan, _ = plan_graph(config, graph)

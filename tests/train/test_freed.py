@@ -11,7 +11,7 @@ from tests.graphs import make_graph, on_ranks, pattern
 
 def test_a_rank_is_freed_without_the_collector() -> None:
     """Fails if a cycle keeps features and arena of a finished run beside those of the next."""
-    graph = make_graph(pattern("random", 43, 6), num_features=9, num_classes=3, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("random", 43, 6), num_features=9, num_classes=3, seed=8)
     config = Config(model=ModelConfig(hidden=(8,)), run=RunConfig(threads=1, transport="single"))
     gc.collect()
     gc.disable()

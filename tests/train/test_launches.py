@@ -61,7 +61,7 @@ def graph_of(rows: Any, cols: Any, vertices: int, features: int, classes: int) -
     adj.setdiag(0)
     adj.eliminate_zeros()
     adj = ((adj + adj.T) > 0).astype(np.float32)
-    return make_graph(adj, num_features=features, num_classes=classes, sparse=False, weighted=False, seed=5)
+    return make_graph(adj, num_features=features, num_classes=classes, seed=5)
 
 
 @pytest.fixture(scope="module")

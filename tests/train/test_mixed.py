@@ -20,10 +20,10 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.nn.sharing import Sharing
 from mggcn.planning.run import SIGNALS
-from mggcn.planning.shape import GraphShape
 from tests.devices import CPU, WHERE, Where
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.reference import loss_and_gradients
+from tests.shapes import shape_of
 from tests.train.poisoned import reads_what_it_was_given
 from tests.train.test_trainer import fit
 
@@ -124,9 +124,7 @@ def test_a_planted_skipped_product_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_bf16_and_what_is_not() -> None:
     """Fails if an activation, a weight or a sum is planned in bfloat16, or an operand or a slot of messages is not."""
-    shape = GraphShape(
-        name="shape", num_vertices=2000, num_edges=40_000, num_features=128, num_classes=64, symmetric=True
-    )
+    shape = shape_of(2000, 40_000, 128, 64)
     for products, operands in (
         ("gemm-first", {"linear2", "linear3", "input-grad3", "rounded-gradient3"}),
         ("aggregate-first", {"rounded-input2", "rounded-input3", "product-grad2", "product-grad3"}),
@@ -256,9 +254,7 @@ def test_no_op_reads_memory_it_was_not_given(name: str) -> None:
 
 def test_the_arena_is_no_larger_than_in_float32() -> None:
     """Fails if operands of their own take more than they save where the graph is gathered by several ranks."""
-    shape = GraphShape(
-        name="shape", num_vertices=200_000, num_edges=4_000_000, num_features=128, num_classes=40, symmetric=True
-    )
+    shape = shape_of(200_000, 4_000_000, 128, 40)
     sizes = {}
     for precision in ("fp32", "mixed"):
         rank = plan_shape(config_of(4, precision=precision, hidden=(256, 256)), shape).ranks[0]

@@ -38,7 +38,7 @@ def config_of(
 
 
 def small() -> Graph:
-    return make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, sparse=False, weighted=False, seed=8)
+    return make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, seed=8)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, kind: type[Any], layer: int, rank: int) -> None:

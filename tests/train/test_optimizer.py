@@ -36,7 +36,7 @@ def test_no_compiler_is_loaded() -> None:
 
 def test_clipping_is_that_of_the_whole_gradient() -> None:
     """Fails if a rank clips its own part of the gradient, ranks clip differently, or a step is longer than it may be."""
-    graph = make_graph(pattern("directed", 43, 6), num_features=17, num_classes=4, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("directed", 43, 6), num_features=17, num_classes=4, seed=8)
     train = TrainConfig(seed=977, optimizer="sgd", lr=2.0, clip_norm=0.125)
     found = {}
     for ranks in (1, 3):
@@ -95,7 +95,7 @@ def test_the_plateau_is_that_of_torch(patience: int, gamma: float, lr: float) ->
 
 def test_epochs_take_the_rate_of_the_plateau() -> None:
     """Fails if an epoch runs with another rate than torch's schedule has for its history, or a repeat starts cut."""
-    graph = make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, seed=8)
     train = TrainConfig(
         seed=977, lr=0.25, optimizer="sgd", schedule="plateau", schedule_patience=1, epochs=14, warmup=4, repeat=2
     )

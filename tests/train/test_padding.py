@@ -102,9 +102,7 @@ def results(config: Config, sparse: bool, *, poisoned: bool) -> tuple[list[torch
 
     poisoned: with NaN behind all rows, before anything is written to them.
     """
-    graph = make_graph(
-        pattern("directed", 41, 6), num_features=38, num_classes=7, sparse=sparse, weighted=False, seed=8
-    )
+    graph = make_graph(pattern("directed", 41, 6), num_features=38, num_classes=7, sparse=sparse, seed=8)
 
     def body(rank: Rank) -> tuple[list[torch.Tensor], int]:
         runtime, found, library = rank.trainer.runtime, [], ReadsWholeRows()

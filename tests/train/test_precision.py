@@ -22,10 +22,11 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.planning.run import plan_run
-from mggcn.planning.shape import GraphShape, graph_shape
+from mggcn.planning.shape import graph_shape
 from tests.devices import EMULATED, WHERE, Where
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.machines import tight
+from tests.shapes import shape_of
 
 
 def config_of(precision: str, ranks: int = 1, device: str = "cuda", **model: object) -> Config:
@@ -39,7 +40,7 @@ def config_of(precision: str, ranks: int = 1, device: str = "cuda", **model: obj
 
 
 def small(sparse: bool = False) -> Graph:
-    return make_graph(pattern("directed", 41, 9), num_features=19, num_classes=4, sparse=sparse, weighted=False, seed=3)
+    return make_graph(pattern("directed", 41, 9), num_features=19, num_classes=4, sparse=sparse, seed=3)
 
 
 def test_a_cpu_refuses_what_it_has_not() -> None:
@@ -53,9 +54,7 @@ def test_bf16_halves_activations_and_messages() -> None:
     from mggcn.aggregate.broadcast import BroadcastStrategy
     from mggcn.partition.rows.partition import RowStats
 
-    shape = GraphShape(
-        name="shape", num_vertices=200_000, num_edges=4_000_000, num_features=128, num_classes=64, symmetric=True
-    )
+    shape = shape_of(200_000, 4_000_000, 128, 64)
     plans = {}
     for precision in ("fp32", "tf32", "bf16"):
         run = RunConfig(ranks=4, device="cuda", transport="nccl", precision=precision)  # type: ignore[arg-type]
@@ -170,9 +169,7 @@ def test_device_memory_is_as_planned(
             return tensor
 
         monkeypatch.setattr(CudaBackend, name, count)
-    graph = make_graph(
-        pattern("directed", 1500, 9), num_features=190, num_classes=7, sparse=True, weighted=False, seed=3
-    )
+    graph = make_graph(pattern("directed", 1500, 9), num_features=190, num_classes=7, sparse=True, seed=3)
     config = config_of(precision, ranks, hidden=(64, 32))
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, features=features))  # type: ignore[arg-type]
 
@@ -226,7 +223,7 @@ def test_host_kernels_keep_to_their_plan(
     adj = pattern("directed", 1100, 9)
     config = config_of(precision, ranks, "cpu", hidden=(64, 33), input_dropout=0.1)
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, features=features))  # type: ignore[arg-type]
-    graph = make_graph(adj, num_features=190, num_classes=7, sparse=True, weighted=False, seed=3)
+    graph = make_graph(adj, num_features=190, num_classes=7, sparse=True, seed=3)
 
     def shares(rank: Rank) -> tuple[float, float, set[str]]:
         rank.trainer.gradients(0)

@@ -53,7 +53,7 @@ def config_of(ranks: int = 1, strategy: str = "broadcast") -> Config:
 
 
 def small() -> Graph:
-    return make_graph(pattern("directed", 23, 4), num_features=7, num_classes=3, sparse=False, weighted=False, seed=5)
+    return make_graph(pattern("directed", 23, 4), num_features=7, num_classes=3, seed=5)
 
 
 def results(rank: Rank) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
-from mggcn.planning.shape import GraphShape
 from tests.devices import EMULATED
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
+from tests.shapes import PRODUCTS
 from tests.train.test_trainer import fit, losses
 
 ROWS = [name for name, strategy in STRATEGIES.items() if strategy.kind == "rows"]
@@ -38,7 +38,7 @@ def config_of(name: str, ranks: int, train: dict[str, Any] | None = None, **mode
 
 
 def small(kind: str = "directed", sparse: bool = False, classes: int = 3) -> Graph:
-    return make_graph(pattern(kind, 43, 6), num_features=40, num_classes=classes, sparse=sparse, weighted=False, seed=8)
+    return make_graph(pattern(kind, 43, 6), num_features=40, num_classes=classes, sparse=sparse, seed=8)
 
 
 def cora(data_root: Path, folder: Path) -> Graph:
@@ -77,9 +77,17 @@ def test_losses_under_an_order_by_locality(data_root: Path, tmp_path: Path, rank
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_bytes_and_messages_are_as_planned(name: str, ranks: int) -> None:
     """Fails if a step or an evaluation sends a byte or a message that the plan does not know."""
-    for sparse, hidden, kind in ((False, (7,), "directed"), (True, (5, 9), "random"), (True, (), "empty")):
-        config = config_of(name, ranks, hidden=hidden, input_dropout=0.4 if sparse else 0.0)
-        on_ranks(config, small(kind, sparse=sparse), assert_sent_as_planned)
+    cases = [
+        (False, (7,), "directed", 2),
+        (True, (5, 9), "random", 3),
+        (True, (), "empty", 2),
+        (False, (), "random", 3),
+    ]
+    for number, (sparse, hidden, kind, classes) in enumerate(cases):
+        metric = "roc_auc" if classes == 2 else "accuracy"
+        dropout = 0.4 if sparse else 0.0
+        config = config_of(name, ranks, {"metric": metric}, hidden=hidden, bias=number != 3, input_dropout=dropout)
+        on_ranks(config, small(kind, sparse=sparse, classes=classes), assert_sent_as_planned)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -139,9 +147,7 @@ def test_a_configuration_repeats_and_resumes_bit_for_bit(name: str, tmp_path: Pa
 
 def test_what_a_plan_says_of_the_strategies() -> None:
     """Fails if halo plans more bytes than the broadcast, slice's do not fall with P, or the whole matrix is forgotten."""
-    shape = GraphShape(
-        name="products", num_vertices=2_449_029, num_edges=123_718_280, num_features=100, num_classes=47, symmetric=True
-    )
+    shape = PRODUCTS
 
     def sent(name: str, ranks: int) -> tuple[int, int]:
         run = RunConfig(ranks=ranks, strategy=name)  # type: ignore[arg-type]
@@ -196,9 +202,7 @@ def test_a_gpu_holds_and_computes_what_is_planned(name: str, precision: str, mon
             return tensor
 
         monkeypatch.setattr(CudaBackend, method, count)
-    graph = make_graph(
-        pattern("directed", 700, 9), num_features=70, num_classes=7, sparse=False, weighted=False, seed=3
-    )
+    graph = make_graph(pattern("directed", 700, 9), num_features=70, num_classes=7, seed=3)
 
     def body(rank: Rank) -> tuple[float, float, np.ndarray]:
         plan = rank.plan

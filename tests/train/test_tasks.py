@@ -20,7 +20,7 @@ from tests.train.tasks import labelled
 
 @functools.cache
 def graph_of(task: str) -> Graph:
-    graph = make_graph(pattern("directed", 37, 6), num_features=11, num_classes=4, sparse=False, weighted=False, seed=8)
+    graph = make_graph(pattern("directed", 37, 6), num_features=11, num_classes=4, seed=8)
     return labelled(graph, task)
 
 

@@ -24,7 +24,7 @@ from tests.graphs import make_graph, pattern
 
 
 def small() -> Graph:
-    return make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, sparse=False, weighted=False, seed=8)
+    return make_graph(pattern("random", 43, 6), num_features=17, num_classes=4, seed=8)
 
 
 def read(folder: Path) -> tuple[dict[str, list[tuple[int, float]]], list[str]]:

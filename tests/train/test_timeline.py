@@ -58,7 +58,7 @@ def config_of(ranks: int, model: str = "gemm first", **train: Any) -> Config:
 def graph(sparse: bool = False) -> Graph:
     if sparse:
         adj = pattern("random", 120, 5)
-        return make_graph(adj, num_features=90, num_classes=4, sparse=True, weighted=False, seed=SEED)
+        return make_graph(adj, num_features=90, num_classes=4, sparse=True, seed=SEED)
     return community(501, 2000, 40, 4, seed=SEED)
 
 

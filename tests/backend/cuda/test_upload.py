@@ -144,7 +144,7 @@ def test_features_go_to_the_device_as_all_else(precision: Any, order: Any, monke
         write(self, array, out)
 
     monkeypatch.setattr(Uploads, "write", noted)
-    graph = make_graph(pattern("random", 41, 3), num_features=7, num_classes=3, sparse=False, weighted=False, seed=5)
+    graph = make_graph(pattern("random", 41, 3), num_features=7, num_classes=3, seed=5)
     run = RunConfig(device="cuda", precision=precision, transport="single", order=order)
     config = Config(model=ModelConfig(kind="mlp", hidden=(8,)), data=DataConfig(), run=run)
     ((dense, ids),) = on_ranks(

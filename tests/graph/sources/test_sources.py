@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.io
 import scipy.sparse as sp
 
 from mggcn.api.load import load_source
@@ -65,17 +64,6 @@ def test_every_suffix_of_edge_lists(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"e{suffix}").write_text("".join(f"{u} {v}\n" for u, v in TRIANGLE_AND_TAIL.T))
     graph = load_source(tmp_path / f"e{suffix}", num_vertices=5)
     assert graph_sha256(graph) == graph_sha256(bare())
-
-
-@pytest.mark.parametrize("symmetry", ["symmetric", "general"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_matrix_market(tmp_path: Path, symmetry: str, packed: bool) -> None:
-    path = tmp_path / "m.mtx"
-    scipy.io.mmwrite(path, small_matrix(), field="pattern", symmetry=symmetry)
-    if packed:
-        (tmp_path / "m.mtx.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path = tmp_path / "m.mtx.gz"
-    assert graph_sha256(load_source(path)) == graph_sha256(bare())
 
 
 def own_arrays() -> dict[str, Any]:
@@ -184,11 +172,6 @@ def test_hostile_archives_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("m.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 3 1.0\n", "not a valid MatrixMarket"),
-        ("m.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 9\n1 1 1.0\n", "not a valid MatrixMarket"),
-        ("m.mtx", "%%MatrixMarket matrix array real general\n2 2\n1\n2\n3\n4\n", "dense"),
-        ("m.mtx", "%%MatrixMarket matrix coordinate real general\n2 3 1\n1 3 1.0\n", "square"),
-        ("m.mtx", "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 nan\n", "finite"),
         ("m.mtx", "", "not a valid MatrixMarket"),
         ("m.mtx.gz", "no gzip", "not a valid MatrixMarket"),
         ("graph.bin", "", "cannot recognise"),

@@ -255,10 +255,7 @@ def test_an_edge_cut_comes_back(kind: str, tmp_path: Path) -> None:
 
 
 EDGE_CUT_DAMAGES = {
-    "SHA-256": flip,
-    "expected a readable .npy file": lambda folder: (folder / "owner.npy").unlink(),
     "holds int64": other_type,
-    "cannot be read": no_meta,
     "was made with": lambda folder: edit(folder, "settings", {"kind": "libra", "parts": 5, "seed": 31}),
     "statistics are damaged": lambda folder: edit(folder, "statistics", {"rows_per_part": [1] * 5}),
 }

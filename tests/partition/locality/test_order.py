@@ -29,6 +29,7 @@ from mggcn.partition.order import MAX_RANKS
 from mggcn.partition.statistics import critical_path, tile_statistics
 from tests.partition.cut.test_libra import KINDS, dense_of, graph_of
 from tests.partition.locality.locality_twin import Twin
+from tests.partition.metis.test_run import cliques
 
 SEED = 74093
 
@@ -157,15 +158,8 @@ def test_wrong_settings_are_refused() -> None:
 def test_cliques_stay_whole(directed: bool) -> None:
     """Fails if a clique is torn apart, the edges between cliques are miscounted, or the parts cut through cliques."""
     count, size = 12, 9
-    clique = np.repeat(np.arange(count), size)
-    dense = (clique[:, None] == clique[None]).astype(np.float32)
-    for k in range(count):
-        dense[k * size, (k + 1) % count * size] = 1
-    np.fill_diagonal(dense, 0)
-    dense = np.triu(dense) if directed else np.maximum(dense, dense.T)
-    shuffle = np.random.default_rng(SEED).permutation(count * size)
-    clique = clique[shuffle]
-    found = order_of(dense[np.ix_(shuffle, shuffle)], 4)
+    dense, clique = cliques(count, size, directed=directed)
+    found = order_of(dense, 4)
     s = found.statistics
     assert (s.num_clusters, s.largest_cluster) == (count, size)
     # The upper triangle has no edge from the last clique to the first.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from mggcn.errors import BackendError, ConfigError, PlanError
+from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import rmat
 from mggcn.graph.store import open_store
@@ -23,7 +23,7 @@ from mggcn.graph.store_write import write_store
 from mggcn.partition.metis import run as metis_module
 from mggcn.partition.metis.edge_cut import EdgeCut
 from mggcn.partition.metis.process import Problem, new_problem, solve
-from mggcn.partition.metis.run import MetisSettings, fill, metis, metis_memory, require_pymetis
+from mggcn.partition.metis.run import MetisSettings, fill, metis, metis_memory
 from tests.partition.cut.test_libra import KINDS, dense_of, graph_of
 
 SEED = 60919
@@ -147,15 +147,6 @@ def test_wrong_settings_are_refused() -> None:
     for seed in (-1, 2**31):
         with pytest.raises(ConfigError, match=f"seed of METIS must lie in .* got {seed}"):
             MetisSettings(parts=2, seed=seed)
-
-
-def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a missing package is a traceback, or its remedy is not said."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BackendError, match=r'pip install "mggcn\[metis\]"'):
-        require_pymetis()
-    with pytest.raises(BackendError, match="needs pymetis"):
-        cut(dense_of("path"), 2)
 
 
 @needs_pymetis

@@ -33,7 +33,7 @@ def test_halos_equal_slices(kind: str, ranks: int, monkeypatch: pytest.MonkeyPat
     """Fails if an entry is lost, a row comes that nobody needs, or two ranks disagree about which rows travel, or when."""
     monkeypatch.setattr(sweep_module.sweep, "__defaults__", (31, 8))
     weighted = kind == "weighted"
-    graph = make_graph(pattern(kind, 37, 4), num_features=2, num_classes=2, sparse=False, weighted=weighted, seed=4)
+    graph = make_graph(pattern(kind, 37, 4), num_features=2, num_classes=2, weighted=weighted, seed=4)
     for order, loops in itertools.product(("random", "permute", "none"), (False, True)):
         options = ShardOptions(aggregates=True, norm="mean", self_loops=loops, dtype="f8", threads=1)
         owners = assign(37, ranks, order, 77)
@@ -70,7 +70,7 @@ def test_halos_of_wanted_rows(kind: str, ranks: int, monkeypatch: pytest.MonkeyP
     """Fails if a row travels that no required row needs, or the lists are not as long as the figures say."""
     monkeypatch.setattr(sweep_module.sweep, "__defaults__", (31, 8))
     weighted = kind == "weighted"
-    graph = make_graph(pattern(kind, 37, 4), num_features=2, num_classes=2, sparse=False, weighted=weighted, seed=4)
+    graph = make_graph(pattern(kind, 37, 4), num_features=2, num_classes=2, weighted=weighted, seed=4)
     required = np.random.default_rng(6).random(37) < 0.3
     others = np.arange(ranks)
     for order, loops in (("random", True), ("none", False)):
@@ -93,7 +93,7 @@ def test_halos_of_wanted_rows(kind: str, ranks: int, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("kind", ["random", "directed"])
 def test_lists_are_as_long_as_the_figures_say(kind: str) -> None:
     """Fails if what a plan reads of a partition is not what its ranks send."""
-    graph = make_graph(pattern(kind, 83, 3), num_features=2, num_classes=2, sparse=False, weighted=False, seed=4)
+    graph = make_graph(pattern(kind, 83, 3), num_features=2, num_classes=2, seed=4)
     for loops, order in itertools.product((False, True), ("random", "none")):
         owners = assign(83, 4, order, 5)
         found = tile_statistics(graph, owners, self_loops=loops)

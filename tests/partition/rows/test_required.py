@@ -26,7 +26,7 @@ from tests.reference import dense_csr
 
 
 def graph_of(dense: np.ndarray) -> Graph:
-    return make_graph(dense, num_features=2, num_classes=2, sparse=False, weighted=False, seed=4)
+    return make_graph(dense, num_features=2, num_classes=2, seed=4)
 
 
 def some_rows(n: int, share: float, seed: int) -> np.ndarray:

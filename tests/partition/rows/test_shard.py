@@ -20,7 +20,7 @@ WHOLE = RowPartition(assign(29, 1, "none", 1))
 
 
 def small(**changes: Any) -> Graph:
-    graph = make_graph(pattern("directed", 29, 2), num_features=3, num_classes=4, sparse=False, weighted=False, seed=6)
+    graph = make_graph(pattern("directed", 29, 2), num_features=3, num_classes=4, seed=6)
     return dataclasses.replace(graph, **changes)
 
 
@@ -42,7 +42,7 @@ def test_every_vertex_keeps_its_row(order: str) -> None:
 
 def test_symmetric_graphs_share_tiles_and_models_without_a_graph_have_no_scales() -> None:
     """Fails if A is stored twice, or an MLP pays for degrees."""
-    graph = make_graph(pattern("random", 20, 2), num_features=3, num_classes=2, sparse=False, weighted=False, seed=6)
+    graph = make_graph(pattern("random", 20, 2), num_features=3, num_classes=2, seed=6)
     owners = assign(20, 2, "random", 4)
     shard = build_shard(graph, RowPartition(owners), 1, OPTIONS)
     tiles, tiles_t = row_tiles(graph, owners, 1, OPTIONS)
