@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
+import torch
 
-from mggcn.assemble.rank import gpu_of_rank
+from mggcn.assemble.rank import Rank, gpu_of_rank
+from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.backend.cuda.base import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
@@ -57,3 +59,31 @@ WHERE = [
     pytest.param(GPU, id="cuda", marks=pytest.mark.cuda),
 ]
 """For tests that are small enough to run everywhere."""
+
+
+def taken_on_gpus(monkeypatch: pytest.MonkeyPatch) -> dict[CudaBackend, int]:
+    """Bytes that each GPU's backend allocates or uploads from now on.
+
+    By the backends themselves: the number of one that has gone may be another's.
+    """
+    taken: dict[CudaBackend, int] = {}
+    for name in ("allocate", "upload"):
+        original = getattr(CudaBackend, name)
+
+        def count(self: CudaBackend, what: Any, _original: Any = original) -> torch.Tensor:
+            tensor: torch.Tensor = _original(self, what)
+            taken[self] = taken.get(self, 0) + tensor.nbytes
+            return tensor
+
+        monkeypatch.setattr(CudaBackend, name, count)
+    return taken
+
+
+def share_of_plan(rank: Rank, taken: dict[CudaBackend, int]) -> float:
+    """What a rank has of its GPU's memory, as a share of what is planned.
+
+    The best weights and Adam's two states are torch's own; 16 KiB: losses by chunk and epoch, counts, clock.
+    """
+    plan, backend = rank.plan, rank.trainer.runtime.backend
+    held = taken[backend] + 3 * plan.gradient_bytes - 2**14  # type: ignore[index]
+    return held / (sum(plan.regions.values()) - plan.regions["runtime"] - plan.regions["cuBLAS work space"])

@@ -53,6 +53,19 @@ def dropout_mask(ids: np.ndarray, width: int, p: float, seed: int, epoch: int, l
     return (halves[:, :width] >= threshold) * scale
 
 
+def weight_mask(n: int, heads: int, p: float, key: tuple[int, int], site: int) -> torch.Tensor:
+    """keep / (1 - p) of attention's weights for every [destination, source, head]; key: seed and epoch."""
+    threshold = min(round(65536 * p), 65535)
+    counter = np.zeros((n, n, -(-heads // 8), 4), np.uint64)
+    counter[..., 0] = np.arange(counter.shape[2])
+    counter[..., 1] = np.arange(n)[None, :, None]
+    counter[..., 2] = np.arange(n)[:, None, None]
+    counter[..., 3] = 2**31 + site
+    words = philox(counter, key)
+    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], -1).reshape(n, n, -1)[..., :heads]
+    return torch.from_numpy((halves >= threshold) * float(np.float32(65536 / (65536 - threshold))))
+
+
 def dense_csr(csr: CSR) -> np.ndarray:
     """A small CSR as a dense float64 matrix."""
     values = np.ones(csr.nnz) if csr.values is None else csr.values.array()

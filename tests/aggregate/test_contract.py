@@ -171,6 +171,29 @@ def summed(results: list[Result], n: int) -> tuple[np.ndarray, np.ndarray]:
     return forward, backward
 
 
+def looped(graph: Graph) -> np.ndarray:
+    """The adjacency, dense, with ones where it has no self-loop."""
+    adj = dense_csr(graph.adj)
+    np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
+    return adj
+
+
+def drawn(seed: int, n: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Operands (N, D) of both directions, and a bias (D,)."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, cols)), rng.normal(size=(n, cols)), rng.normal(size=cols)
+
+
+def assert_dense(
+    results: list[Result], adj: np.ndarray, h: np.ndarray, g: np.ndarray, bias: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compare with the dense formula; return what `summed` does."""
+    forward, backward = summed(results, h.shape[0])
+    np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
+    return forward, backward
+
+
 @pytest.mark.covering(1, rest=2)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -183,8 +206,7 @@ def test_aggregation_contract(where: Where, name: str, ranks: int, kind: str) ->
         rng = np.random.default_rng(ranks)
         n = graph.num_vertices
         h, g, bias = rng.normal(size=(n, COLS)), rng.normal(size=(n, COLS)), rng.normal(size=COLS)
-        adj = dense_csr(graph.adj)
-        np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
+        adj = looped(graph)
         results = aggregate(name, graph, ranks, order, h, g, bias, where)
         forward, backward = summed(results, n)
         for result in results:
@@ -208,8 +230,7 @@ def test_wanted_rows_alone(where: Where, name: str, ranks: int) -> None:
         rng = np.random.default_rng(ranks)
         required = rng.random(37) < share
         h, g, bias = rng.normal(size=(37, COLS)), rng.normal(size=(37, COLS)), rng.normal(size=COLS)
-        adj = dense_csr(graph.adj)
-        np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
+        adj = looped(graph)
         kept = adj * required
         results = aggregate(name, graph, ranks, "random", h, g, bias, where, required=required)
         forward, backward = summed(results, 37)
@@ -228,9 +249,7 @@ def test_more_ranks_than_vertices(where: Where, name: str) -> None:
     adj = dense_csr(graph.adj)
     np.fill_diagonal(adj, 1)
     results = aggregate(name, graph, 7, "random", h, g, bias, where)
-    forward, backward = summed(results, 4)
-    np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12)
-    np.testing.assert_allclose(backward, adj @ g, rtol=1e-12)
+    assert_dense(results, adj, h, g, bias)
     assert all(result.sent == result.planned for result in results)
 
 
@@ -240,26 +259,18 @@ def test_columns_of_wider_tensors(where: Where, name: str) -> None:
     """Fails if a width below the planned one, or a result between other columns, is read or written in another shape."""
     for ranks, cols, kind in ((1, 11, "random"), (2, 1, "directed"), (3, 5, "weighted"), (3, 11, "random")):
         graph = graph_of(kind, 37)
-        rng = np.random.default_rng(cols)
-        h, g, bias = rng.normal(size=(37, cols)), rng.normal(size=(37, cols)), rng.normal(size=cols)
-        adj = dense_csr(graph.adj)
-        np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
-        forward, backward = summed(aggregate(name, graph, ranks, "random", h, g, bias, where, 29, 16), 37)
-        np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
+        h, g, bias = drawn(cols, 37, cols)
+        adj = looped(graph)
+        assert_dense(aggregate(name, graph, ranks, "random", h, g, bias, where, 29, 16), adj, h, g, bias)
 
 
 @pytest.mark.parametrize("name", ["halo", "slice"])
 def test_any_row_stride_is_read(name: str) -> None:
     """Fails if rows that lie apart in a wider tensor than planned for are taken for padded ones."""
     graph = graph_of("weighted", 37)
-    rng = np.random.default_rng(8)
-    h, g, bias = rng.normal(size=(37, 11)), rng.normal(size=(37, 11)), rng.normal(size=11)
-    adj = dense_csr(graph.adj)
-    np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
-    forward, backward = summed(aggregate(name, graph, 3, "random", h, g, bias, source_cols=50), 37)
-    np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
+    h, g, bias = drawn(8, 37, 11)
+    adj = looped(graph)
+    assert_dense(aggregate(name, graph, 3, "random", h, g, bias, source_cols=50), adj, h, g, bias)
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -28,7 +28,7 @@ from mggcn.errors import GraphError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES
 from mggcn.partition.rows.partition import RowStats
 from mggcn.planning.text import render
-from tests.aggregate.test_contract import aggregate, graph_of, summed
+from tests.aggregate.test_contract import aggregate, assert_dense, drawn, graph_of, looped
 from tests.cost.test_epoch import FLAT
 from tests.devices import WHERE, Where
 from tests.reference import dense_csr
@@ -232,14 +232,11 @@ def test_more_nonzeros_than_a_matrix_may_have() -> None:
 def test_fewer_units_than_ranks(where: Where, ranks: int, cols: int) -> None:
     """Fails if a rank without columns skips a message or multiplies, or a last unit that is not full spoils a column."""
     graph = graph_of("directed", 23)
-    rng = np.random.default_rng(cols)
-    h, g, bias = rng.normal(size=(23, cols)), rng.normal(size=(23, cols)), rng.normal(size=cols)
+    h, g, bias = drawn(cols, 23, cols)
     adj = dense_csr(graph.adj)
     np.fill_diagonal(adj, 1.0)
     results = aggregate("slice", graph, ranks, "permute", h, g, bias, where)
-    forward, backward = summed(results, 23)
-    np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
+    assert_dense(results, adj, h, g, bias)
     assert all(result.sent == result.planned for result in results)
 
 
@@ -251,17 +248,13 @@ def test_halves_compute_what_one_piece_does(where: Where, ranks: int, sample: An
     cols = 32 * ranks + 3
     for kind, n in sample((("weighted", 37), ("directed", 23), ("empty", 9)), 2):
         graph = graph_of(kind, n)
-        rng = np.random.default_rng(n)
-        h, g, bias = rng.normal(size=(n, cols)), rng.normal(size=(n, cols)), rng.normal(size=cols)
-        adj = dense_csr(graph.adj)
-        np.fill_diagonal(adj, np.where(np.diagonal(adj) == 0, 1.0, np.diagonal(adj)))
+        h, g, bias = drawn(n, n, cols)
+        adj = looped(graph)
         halved, whole = (
             aggregate("slice", graph, ranks, "random", h, g, bias, where, slot_cols=cols + 5, planned_for=device)
             for device in ("cuda", "cpu")
         )
-        forward, backward = summed(halved, n)
-        np.testing.assert_allclose(forward, adj.T @ h + bias, rtol=1e-12, atol=1e-12)
-        np.testing.assert_allclose(backward, adj @ g, rtol=1e-12, atol=1e-12)
+        forward, backward = assert_dense(halved, adj, h, g, bias)
         assert float(((forward - bias) * g).sum()) == pytest.approx(float((h * backward).sum()), rel=1e-12, abs=1e-10)
         for result, one in zip(halved, whole, strict=True):
             assert result.sent == result.planned

@@ -32,7 +32,8 @@ SHAPES = ((0, 3, 5), (1, 1, 1), (37, 7, 41), (700, 129, 50), (4200, 7, 9))
 """Rows, the inner dimension and columns; 4200 rows are more than a block in each of the chunks that are summed apart."""
 
 
-def _own(dtype: torch.dtype, isa: str, threads: int) -> CpuBackend:
+def own_products(dtype: torch.dtype, isa: str, threads: int) -> CpuBackend:
+    """A backend whose dense products are our own kernels of an instruction set."""
     backend = CpuBackend(dtype, threads)
     backend.dense_products = CpuGemm("own", Team(threads), isa, Workspace())
     return backend
@@ -86,5 +87,5 @@ def test_tiles_of_every_instruction_set(
     """Fails if a tile's rows meet other rows' mask, or bits depend on the number of threads."""
     monkeypatch.setattr(native, "kernel", wide_tiles.kernel)
     for shape in sample(SHAPES, 3):
-        results = [_check(_own(dtype, isa, threads), *shape) for threads in (1, 2, 5)]
+        results = [_check(own_products(dtype, isa, threads), *shape) for threads in (1, 2, 5)]
         assert all(torch.equal(a, b) for more in results[1:] for a, b in zip(results[0], more, strict=True))

@@ -73,19 +73,23 @@ def finished(z: np.ndarray, e: Epilogue) -> np.ndarray:
 
 
 def multiply(backend: KernelBackend, case: Case, cols: int, weighted: bool, **options: Any) -> tuple[Any, np.ndarray]:
-    """Run one product between guards; return (out, expected) and check the guards."""
+    """Run one product between guards; return (out, expected) and check the guards.
+
+    options: accumulate, epilogue, make, the types of operand and result, and the columns of padding that may be written.
+    """
     accumulate, epilogue = options.get("accumulate", False), options.get("epilogue")
-    make = options.get("make", padded)
+    make, (read, written) = options.get("make", padded), options.get("types", (None, None))
+    padding = options.get("padding", 32 // backend.dtype.itemsize)
     sparse, dense = sparse_of(backend, case, weighted)
     rows, inner = dense.shape
-    h, _ = make(backend, inner, cols)
+    h, _ = make(backend, inner, cols, read)
     filled(h, random_dense(inner, cols, 17))
-    out, whole = make(backend, rows, cols)
+    out, whole = make(backend, rows, cols, written)
     before = np.zeros((rows, cols))
     if accumulate:
         before = host(filled(out, random_dense(rows, cols, 18)))
     backend.spmm(sparse, h, out, accumulate=accumulate, epilogue=epilogue)
-    assert guards_hold(whole, out, 32 // backend.dtype.itemsize if make is padded else 1)
+    assert guards_hold(whole, out, padding if make is padded else 1)
     expected = dense @ host(h) + before
     return out, expected if epilogue is None else finished(expected, epilogue)
 

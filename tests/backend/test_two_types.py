@@ -12,11 +12,8 @@ import torch
 from mggcn import native
 from mggcn.backend.base import Epilogue, Gradient, KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.backend.cpu.gemm import CpuGemm
-from mggcn.backend.cpu.memory import Workspace
 from mggcn.backend.cpu.variants import key_of
 from mggcn.backend.spmm_choice import SpmmChoice
-from mggcn.backend.team import Team
 from tests.backend.cases import (
     BATTERY,
     NAMES,
@@ -36,7 +33,8 @@ from tests.backend.cases import (
 from tests.backend.conftest import CPU, EMULATED, _cpu, _emulated, _gpu, slow
 from tests.backend.cpu import wide_tiles
 from tests.backend.cpu.test_spmm import CASES, hubbed, product, ways
-from tests.backend.test_spmm import PARTS, epilogue_of, finished, sparse_of
+from tests.backend.test_product_grad import own_products
+from tests.backend.test_spmm import PARTS, epilogue_of, finished, multiply, sparse_of
 
 F32, BF16 = torch.float32, torch.bfloat16
 CLOSE = {F32: {"rtol": 5e-5, "atol": 2e-5}, BF16: {"rtol": 2.0**-8, "atol": 2e-5}}
@@ -59,29 +57,11 @@ def backend(request: pytest.FixtureRequest) -> KernelBackend:
 
 
 def _multiplied(
-    backend: KernelBackend,
-    case: Case,
-    cols: int,
-    types: tuple[torch.dtype, torch.dtype],
-    *,
-    weighted: bool,
-    accumulate: bool,
-    make: Make = padded,
-    epilogue: Epilogue | None = None,
+    backend: KernelBackend, case: Case, cols: int, types: tuple[torch.dtype, torch.dtype], **options: Any
 ) -> None:
     """Run one product between guards and compare it with float64."""
-    sparse, dense = sparse_of(backend, case, weighted)
-    rows, inner = dense.shape
-    h = filled(make(backend, inner, cols, types[0])[0], random_dense(inner, cols, 17))
-    out, whole = make(backend, rows, cols, types[1])
-    before = np.zeros((rows, cols))
-    if accumulate:
-        before = host(filled(out, random_dense(rows, cols, 18)))
-    backend.spmm(sparse, h, out, accumulate=accumulate, epilogue=epilogue)
     # Sums of bfloat16 may overwrite padding up to the end of a group, and float32 to that of a vector.
-    assert guards_hold(whole, out, 16 if make is padded else 1)
-    expected = dense @ host(h) + before
-    expected = expected if epilogue is None else finished(expected, epilogue)
+    out, expected = multiply(backend, case, cols, types=types, padding=16, **options)
     np.testing.assert_allclose(host(out), expected, **CLOSE[types[1]])
 
 
@@ -283,12 +263,6 @@ def test_product_grad_beside_its_activation(backend: KernelBackend, shape: tuple
     _product_grad(backend, *shape)
 
 
-def _own(isa: str, threads: int) -> CpuBackend:
-    backend = CpuBackend(F32, threads)
-    backend.dense_products = CpuGemm("own", Team(threads), isa, Workspace())
-    return backend
-
-
 @pytest.mark.parametrize("isa", wide_tiles.ISAS)
 def test_rounded_products_of_every_instruction_set(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
     """Fails if an epilogue meets other rows, a tail of columns is lost, or bits depend on the number of threads."""
@@ -296,7 +270,7 @@ def test_rounded_products_of_every_instruction_set(monkeypatch: pytest.MonkeyPat
     for rows, inner, cols in SHAPES:
         results = []
         for threads in (1, 2, 5):
-            backend = _own(isa, threads)
+            backend = own_products(F32, isa, threads)
             a = filled(padded(backend, rows, inner)[0], random_dense(rows, inner, 1))
             b = filled(tight(backend, inner, cols)[0], random_dense(inner, cols, 2))
             for epilogue in (None, epilogue_of(backend, PARTS, rows, cols)):

@@ -14,6 +14,7 @@ import torch
 import mggcn
 from mggcn.errors import ConfigError, RunError
 from tests.graphs import make_graph, pattern
+from tests.interop.test_weights import as_tensors
 
 MODELS: dict[str, Any] = {
     "gcn": mggcn.GCN(8, dropout=0.2, norm_layer="batch"),
@@ -34,9 +35,7 @@ def test_the_module_predicts_what_the_trainer_does(name: str) -> None:
     trainer = mggcn.Trainer(graph, MODELS[name], threads=1, seed=7411, lr=0.05)
     trainer.fit(epochs=3)
     module = trainer.to_pyg()
-    indptr, indices = graph.adj.indptr.array(), graph.adj.indices.array()
-    edges = torch.from_numpy(np.stack([np.repeat(np.arange(47), np.diff(indptr)), indices]).astype(np.int64))
-    x = torch.from_numpy(np.array(graph.features.array()))  # type: ignore[union-attr]
+    x, edges = as_tensors(graph, torch.float32)
     with torch.no_grad():
         np.testing.assert_allclose(module(x, edges).numpy(), trainer.predict(), atol=1e-5, rtol=1e-5)
     if name == "gcn":
@@ -52,9 +51,7 @@ def test_the_module_is_exported(name: str, tmp_path: Path) -> None:
     graph = make_graph(pattern("random", 47, 9), num_features=5, num_classes=3, seed=9)
     trainer = mggcn.Trainer(graph, MODELS[name], threads=1)
     trainer.fit(epochs=2)
-    indptr, indices = graph.adj.indptr.array(), graph.adj.indices.array()
-    edges = torch.from_numpy(np.stack([np.repeat(np.arange(47), np.diff(indptr)), indices]).astype(np.int64))
-    x = torch.from_numpy(np.array(graph.features.array()))  # type: ignore[union-attr]
+    x, edges = as_tensors(graph, torch.float32)
     torch.export.save(torch.export.export(trainer.to_pyg(), (x, edges)), tmp_path / "model.pt2")
     scores = torch.export.load(tmp_path / "model.pt2").module()(x, edges)
     np.testing.assert_allclose(scores.detach().numpy(), trainer.predict(), atol=1e-5, rtol=1e-5)

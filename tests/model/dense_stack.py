@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from mggcn.config import Config, ModelConfig
 from mggcn.graph.csr import Graph
-from tests.reference import dense_csr, dense_features, dropout_mask, philox
+from tests.reference import dense_csr, dense_features, dropout_mask, weight_mask
 from tests.train.tasks import dense_loss
 from tests.train.test_exact import SEED
 
@@ -23,19 +23,6 @@ ACTIVATIONS = {
     "leaky_relu": functional.leaky_relu,
     "gelu": functional.gelu,
 }
-
-
-def weight_mask(n: int, heads: int, p: float, epoch: int, site: int) -> torch.Tensor:
-    """Masks of attention's weights (source, destination, head), for at most 8 heads."""
-    threshold = min(round(65536 * p), 65535)
-    counter = np.zeros((n, n, 1, 4), np.uint64)
-    counter[..., 1] = np.arange(n)[:, None, None]
-    counter[..., 2] = np.arange(n)[None, :, None]
-    counter[..., 3] = 1 << 31 | site
-    words = philox(counter, (SEED, epoch))
-    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1).reshape(n, n, 8)[:, :, :heads]
-    scale = float(np.float32(65536 / (65536 - threshold)))
-    return torch.from_numpy((halves >= threshold) * scale)
 
 
 def dense_attention(count: torch.Tensor, scores: torch.Tensor, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -165,7 +152,9 @@ class DenseStack:
             h, y = (self.dense(x).unflatten(1, (heads, -1)) for _ in range(2))
             q = functional.leaky_relu(h[:, None] + y[None], 0.2)
             scores = (q * self.p[f"layers.{self.layers}.attention"]).sum(3)
-        mask = weight_mask(len(self.ids), heads, p, EPOCH, self.attentions) if p else torch.ones(1).double()
+        mask = torch.ones(1).double()
+        if p:
+            mask = weight_mask(len(self.ids), heads, p, (SEED, EPOCH), self.attentions).transpose(0, 1)
         z = dense_attention(self.count, scores, h, mask)
         z = z.unflatten(1, (heads, -1)).mean(1) if last or not self.model.concat_heads else z
         return z + self.p[f"attention.{self.attentions}.bias"] if self.model.bias else z

@@ -18,7 +18,7 @@ from mggcn.graph.csr import Graph
 from mggcn.nn import DeviceGraph, PartitionedGraph, aggregate, attend, attend_dynamic, reduce
 from tests.devices import CPU, WHERE, Where
 from tests.nn.test_aggregate import graph_of, on_ranks, rows_of
-from tests.reference import dense_csr, philox
+from tests.reference import dense_csr, weight_mask
 
 KINDS = ("random", "directed", "hub-row", "empty", "disconnected")
 STRATEGIES = ("broadcast", "halo", "delayed")
@@ -44,19 +44,6 @@ def dense_attention(edges: Tensor, scores: Tensor, x: Tensor, mask: Tensor) -> T
     weights = torch.where(edges.any(1)[:, None, None], torch.softmax(scores, 1), 0.0) * mask
     heads = scores.shape[2]
     return torch.einsum("vuh,uhc->vhc", weights, x.view(x.shape[0], heads, -1)).flatten(1)
-
-
-def weight_mask(n: int, heads: int, p: float, key: tuple[int, int], site: int) -> Tensor:
-    """keep / (1 - p) for every [destination, source, head]."""
-    counter = np.zeros((n, n, -(-heads // 8), 4), np.uint64)
-    counter[..., 0] = np.arange(counter.shape[2])
-    counter[..., 1] = np.arange(n)[None, :, None]
-    counter[..., 2] = np.arange(n)[:, None, None]
-    counter[..., 3] = 2**31 + site
-    words = philox(counter, key)
-    halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], -1).reshape(n, n, -1)[..., :heads]
-    threshold = round(65536 * p)
-    return torch.from_numpy((halves >= threshold) * float(np.float32(65536 / (65536 - threshold))))
 
 
 def there_and_back(

@@ -14,14 +14,13 @@ from mggcn.assemble.plan import STRATEGIES
 from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.blocks.block import WHOLE
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.splits import training_rows
 from mggcn.partition.rows.required import required_sets
 from mggcn.planning import pruning
-from tests.devices import CPU, EMULATED, GPU, Where
+from tests.devices import CPU, EMULATED, GPU, Where, share_of_plan, taken_on_gpus
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, one_epoch
 from tests.reference import loss_and_gradients
 from tests.train.poisoned import reads_what_it_was_given
@@ -248,23 +247,11 @@ def test_a_run_goes_on_with_pruning_or_without(tmp_path: Path) -> None:
 
 def test_a_gpu_holds_what_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if the schedules or work space of pruned matrices are not in a GPU's plan."""
-    taken = [0]
-    for method in ("allocate", "upload"):
-        original = getattr(CudaBackend, method)
-
-        def count(self: CudaBackend, what: Any, _original: Any = original) -> torch.Tensor:
-            tensor: torch.Tensor = _original(self, what)
-            taken[0] += tensor.nbytes
-            return tensor
-
-        monkeypatch.setattr(CudaBackend, method, count)
+    taken = taken_on_gpus(monkeypatch)
 
     def body(rank: Rank) -> float:
-        plan = rank.plan
-        assert plan.pruned
-        # As in test_strategies.py: torch's own best weights and Adam's states; 16 KiB are of fixed size.
-        held = taken[0] + 3 * plan.gradient_bytes - 2**14
-        return held / (sum(plan.regions.values()) - plan.regions["runtime"] - plan.regions["cuBLAS work space"])
+        assert rank.plan.pruned
+        return share_of_plan(rank, taken)
 
     config = EMULATED.config(config_of(epochs=1, hidden=(40,)))
     (share,) = on_ranks(config, graph_of(900, 6, 100), body, device_of=EMULATED.device_of)

@@ -181,14 +181,19 @@ ODD_PROGRESS: dict[str, dict[str, object]] = {
 }
 
 
+def save_older(folder: Path, **more: object) -> None:
+    """Save a checkpoint as versions did that wrote no digests, with other fields of its progress."""
+    save_checkpoint(folder, progress_of(4), parts_of(1.0))
+    progress = folder / "run-001-epoch-000004" / "progress.json"
+    fields = json.loads(progress.read_text())
+    progress.write_text(json.dumps(fields | {"parts": sorted(fields["parts"])} | more))
+    (folder / "latest").write_text("run-001-epoch-000004")
+
+
 @pytest.mark.parametrize("odd", ODD_PROGRESS)
 def test_odd_progress_of_older_versions_is_refused(tmp_path: Path, odd: str) -> None:
     """Fails if progress.json with values of other types, which no digest protects, ends in a traceback or is taken."""
-    save_checkpoint(tmp_path, progress_of(4), parts_of(1.0))
-    progress = tmp_path / "run-001-epoch-000004" / "progress.json"
-    fields = json.loads(progress.read_text())
-    progress.write_text(json.dumps(fields | {"parts": sorted(fields["parts"])} | ODD_PROGRESS[odd]))
-    (tmp_path / "latest").write_text("run-001-epoch-000004")
+    save_older(tmp_path, **ODD_PROGRESS[odd])
     with pytest.raises(RunError, match="is damaged"):
         load_checkpoint(tmp_path)
 
@@ -211,11 +216,7 @@ def test_tensors_are_compared_with_their_own_digest(tmp_path: Path) -> None:
 
 def test_checkpoints_of_older_versions_load(tmp_path: Path) -> None:
     """Fails if a run of a version that wrote no digests cannot go on."""
-    save_checkpoint(tmp_path, progress_of(4), parts_of(1.0))
-    progress = tmp_path / "run-001-epoch-000004" / "progress.json"
-    fields = json.loads(progress.read_text())
-    progress.write_text(json.dumps(fields | {"parts": sorted(fields["parts"])}))
-    (tmp_path / "latest").write_text("run-001-epoch-000004")
+    save_older(tmp_path)
     found = load_checkpoint(tmp_path)
     assert found is not None
     assert found[0] == progress_of(4)

@@ -21,11 +21,11 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.nn.sharing import Sharing
 from mggcn.planning.run import SIGNALS
 from tests.devices import CPU, WHERE, Where
-from tests.graphs import make_graph, on_ranks, pattern
+from tests.graphs import far_from_kinks, make_graph, on_ranks, pattern
 from tests.reference import loss_and_gradients
 from tests.shapes import shape_of
 from tests.train.poisoned import reads_what_it_was_given
-from tests.train.test_trainer import fit
+from tests.train.test_trainer import assert_repeats_and_resumes, fit
 
 SEED = 20011
 NEAR = 0.02
@@ -57,19 +57,12 @@ def small(kind: str = "directed", sparse: bool = False, classes: int = 4) -> Gra
 
 
 def errors_of(config: Config, graph: Graph, where: Where) -> tuple[float, bool]:
-    """The largest relative error of a gradient, and whether the plan has operands of bfloat16.
-
-    Weights that put no activation near ReLU's kink, where gradients jump.
-    """
+    """The largest relative error of a gradient, and whether the plan has operands of bfloat16."""
 
     def body(rank: Rank) -> tuple[dict[str, np.ndarray], dict[str, Any], bool]:
-        weights = rank.trainer.runtime.weights
-        weights.flat.abs_()
-        for name, view in weights.views.items():
-            if name.endswith("bias"):
-                view.fill_(4.0)
-        weights.refresh()
+        far_from_kinks(rank)
         rank.trainer.gradients(3)
+        weights = rank.trainer.runtime.weights
         grads = {name: grad.cpu().numpy().copy() for name, grad in weights.grads.items()}
         assert all(grad.dtype == np.float32 for grad in grads.values())
         rounds = any(p.spec.dtype == "bf16" for p in rank.plan.train.arena.placements)
@@ -230,16 +223,8 @@ RUNS = [*((name, "0") for name in STRATEGIES), ("delayed", "none"), ("delayed", 
 def test_a_run_repeats_and_resumes_bit_for_bit(name: str, delay: str, tmp_path: Path) -> None:
     """Fails if a checkpoint loses what a strategy keeps in bfloat16, or a bit depends on threads or on time."""
     config = with_run(config_of(3, name, hidden=(6, 5), dropout=0.5), delay=delay)
-    graph, folders = small("random"), [tmp_path / name for name in ("whole", "parts", "again")]
-    for folder in folders:
-        folder.mkdir()
-    whole = fit(config, graph, folders[0])
-    assert not fit(config, graph, folders[1], stop_after=3)[0]
-    rest, again = fit(config, graph, folders[1]), fit(with_run(config, threads=2), graph, folders[2])
-    for other in (rest, again):
-        assert other[2] == whole[2]
-        assert all(torch.equal(other[1][n], w) for n, w in whole[1].items())
-    plain = fit(with_run(config, precision="fp32"), graph, None)
+    whole = assert_repeats_and_resumes(config, small("random"), tmp_path, with_run(config, threads=2))
+    plain = fit(with_run(config, precision="fp32"), small("random"), None)
     assert any(not torch.equal(plain[1][n], w) for n, w in whole[1].items())
 
 

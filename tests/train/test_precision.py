@@ -16,15 +16,14 @@ from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu import spmm as cpu_spmm
 from mggcn.backend.cpu.figures import Figures
 from mggcn.backend.cpu.variants import MatrixTraits, candidates
-from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.backend.spmm_choice import SpmmChoice
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.planning.run import plan_run
 from mggcn.planning.shape import graph_shape
-from tests.devices import EMULATED, WHERE, Where
-from tests.graphs import make_graph, on_ranks, pattern
+from tests.devices import EMULATED, WHERE, Where, share_of_plan, taken_on_gpus
+from tests.graphs import far_from_kinks, make_graph, on_ranks, pattern
 from tests.machines import tight
 from tests.shapes import shape_of
 
@@ -81,16 +80,10 @@ def test_bf16_gradients_are_near(where: Where, ranks: int, sparse: bool, narrow:
     graph = small(sparse)
 
     def gradients(precision: str) -> dict[str, np.ndarray]:
-        def body(rank):  # type: ignore[no-untyped-def]
-            # All activations positive: rounding moves none across ReLU's kink, where gradients jump.
-            weights = rank.trainer.runtime.weights
-            weights.flat.abs_()
-            for name, view in weights.views.items():
-                if name.endswith("bias"):
-                    view.fill_(4.0)
-            weights.refresh()
+        def body(rank: Rank) -> dict[str, np.ndarray]:
+            far_from_kinks(rank)
             rank.trainer.gradients(3)
-            return {name: grad.cpu().numpy().copy() for name, grad in weights.grads.items()}
+            return {name: grad.cpu().numpy().copy() for name, grad in rank.trainer.runtime.weights.grads.items()}
 
         return on_ranks(config_of(precision, ranks, where.device), graph, body, device_of=where.device_of)[0]  # type: ignore[no-any-return]
 
@@ -159,27 +152,12 @@ def test_device_memory_is_as_planned(
     precision: str, ranks: int, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a rank takes memory of a GPU that its plan does not know, or plans much that it never takes."""
-    taken: dict[CudaBackend, int] = {}
-    for name in ("allocate", "upload"):
-        original = getattr(CudaBackend, name)
-
-        def count(self: CudaBackend, what: Any, _original: Any = original) -> torch.Tensor:
-            tensor: torch.Tensor = _original(self, what)
-            taken[self] = taken.get(self, 0) + tensor.nbytes
-            return tensor
-
-        monkeypatch.setattr(CudaBackend, name, count)
+    taken = taken_on_gpus(monkeypatch)
     graph = make_graph(pattern("directed", 1500, 9), num_features=190, num_classes=7, sparse=True, seed=3)
     config = config_of(precision, ranks, hidden=(64, 32))
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, features=features))  # type: ignore[arg-type]
 
-    def share(rank: Rank) -> float:
-        plan = rank.plan
-        # The best weights and Adam's two states are torch's own; 16 KiB: losses by chunk and epoch, counts, clock.
-        found = taken[rank.trainer.runtime.backend] + 3 * plan.gradient_bytes - 2**14
-        return found / (sum(plan.regions.values()) - plan.regions["runtime"] - plan.regions["cuBLAS work space"])
-
-    for found in on_ranks(config, graph, share, device_of=EMULATED.device_of):
+    for found in on_ranks(config, graph, lambda rank: share_of_plan(rank, taken), device_of=EMULATED.device_of):
         assert 0.93 < found <= 1.0
 
 

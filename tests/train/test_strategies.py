@@ -17,13 +17,12 @@ from mggcn.api.load import load_source
 from mggcn.assemble.plan import STRATEGIES, plan_graph, plan_shape
 from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
-from tests.devices import EMULATED
+from tests.devices import EMULATED, share_of_plan, taken_on_gpus
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
 from tests.shapes import PRODUCTS
-from tests.train.test_trainer import fit, losses
+from tests.train.test_trainer import assert_repeats_and_resumes, losses
 
 ROWS = [name for name, strategy in STRATEGIES.items() if strategy.kind == "rows"]
 OTHERS = [name for name in ROWS if name != "broadcast"]
@@ -133,16 +132,7 @@ def test_matrices_lists_and_arena_take_what_is_planned(
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_configuration_repeats_and_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Fails if anything depends on time or thread scheduling, or an interrupted run goes on with other bits."""
-    config, graph = config_of(name, 3, hidden=(6, 5)), small("random")
-    folders = [tmp_path / "whole", tmp_path / "parts", tmp_path / "again"]
-    for folder in folders:
-        folder.mkdir()
-    whole = fit(config, graph, folders[0])
-    assert not fit(config, graph, folders[1], stop_after=3)[0]
-    rest, again = fit(config, graph, folders[1]), fit(config, graph, folders[2])
-    for other in (rest, again):
-        assert other[2] == whole[2]
-        assert all(torch.equal(other[1][n], w) for n, w in whole[1].items())
+    assert_repeats_and_resumes(config_of(name, 3, hidden=(6, 5)), small("random"), tmp_path)
 
 
 def test_what_a_plan_says_of_the_strategies() -> None:
@@ -191,26 +181,12 @@ def test_scores_are_those_of_broadcast() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16"])
 def test_a_gpu_holds_and_computes_what_is_planned(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if lists or slots of a GPU are not in its plan, or rows that travel in bf16 lose more than bf16 does."""
-    # By the backends themselves: the number of one that has gone may be another's.
-    taken: dict[CudaBackend, int] = {}
-    for method in ("allocate", "upload"):
-        original = getattr(CudaBackend, method)
-
-        def count(self: CudaBackend, what: Any, _original: Any = original) -> torch.Tensor:
-            tensor: torch.Tensor = _original(self, what)
-            taken[self] = taken.get(self, 0) + tensor.nbytes
-            return tensor
-
-        monkeypatch.setattr(CudaBackend, method, count)
+    taken = taken_on_gpus(monkeypatch)
     graph = make_graph(pattern("directed", 700, 9), num_features=70, num_classes=7, seed=3)
 
     def body(rank: Rank) -> tuple[float, float, np.ndarray]:
-        plan = rank.plan
-        # As in test_precision.py: the best weights and Adam's states are torch's own; 16 KiB are of fixed size.
-        held = taken[rank.trainer.runtime.backend] + 3 * plan.gradient_bytes - 2**14
-        loss = rank.trainer.gradients(1)
-        planned = sum(plan.regions.values()) - plan.regions["runtime"] - plan.regions["cuBLAS work space"]
-        return held / planned, loss, rank.trainer.runtime.weights.grad.float().cpu().numpy().copy()
+        share, loss = share_of_plan(rank, taken), rank.trainer.gradients(1)
+        return share, loss, rank.trainer.runtime.weights.grad.float().cpu().numpy().copy()
 
     found = {}
     for strategy in ("broadcast", name):

@@ -159,6 +159,19 @@ def fit(
     return done, weights, history, summary
 
 
+def assert_repeats_and_resumes(config: Config, graph: Graph, folder: Path, again: Config | None = None) -> Any:
+    """Compare a run with one that was interrupted and with another (of the settings `again`), bit by bit; return it."""
+    folders = [folder / name for name in ("whole", "parts", "again")]
+    for place in folders:
+        place.mkdir()
+    whole = fit(config, graph, folders[0])
+    assert not fit(config, graph, folders[1], stop_after=3)[0]
+    for other in (fit(config, graph, folders[1]), fit(again or config, graph, folders[2])):
+        assert other[2] == whole[2]
+        assert all(torch.equal(other[1][n], w) for n, w in whole[1].items())
+    return whole
+
+
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "plain": (1, {}),
     "three ranks": (3, {}),
