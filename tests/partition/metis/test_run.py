@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from mggcn.errors import ConfigError, PlanError
+from mggcn.errors import BackendError, ConfigError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import rmat
 from mggcn.graph.store import open_store
@@ -147,6 +147,13 @@ def test_wrong_settings_are_refused() -> None:
     for seed in (-1, 2**31):
         with pytest.raises(ConfigError, match=f"seed of METIS must lie in .* got {seed}"):
             MetisSettings(parts=2, seed=seed)
+
+
+def test_without_pymetis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run whose order is METIS's ends in a traceback where the package is missing."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r'needs pymetis.* pip install "mggcn\[metis\]"'):
+        cut(dense_of("path"), 2)
 
 
 @needs_pymetis
