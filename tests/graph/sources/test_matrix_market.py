@@ -76,9 +76,9 @@ BAD = {
     "negative": (HEAD + "-5 -5 1\n1 2 1\n", "line 2: expected rows, columns and entries, got '-5 -5 1'"),
     "no extents": (HEAD + "% nothing\n", "no line of rows"),
     "other": ("0 1\n", "line 1 must read"),
-    "dense": (HEAD.replace("coordinate", "array") + "2 2\n1\n2\n3\n4\n", "dense"),
-    "not square": (HEAD + "2 3 1\n1 3 1.0\n", "square"),
-    "not finite": (HEAD + "2 2 1\n1 2 nan\n", "finite"),
+    "dense": (HEAD.replace("coordinate", "array") + "2 2\n1\n2\n3\n4\n", "holds a dense matrix"),
+    "not square": (HEAD + "2 3 1\n1 3 1.0\n", "2 rows and 3 columns, expected a square matrix"),
+    "not finite": (HEAD + "2 2 1\n1 2 nan\n", "edge weights must be finite"),
 }
 
 
