@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -20,11 +19,8 @@ from mggcn.partition.cut.partition import CutPartition, cut_stats, exchange_list
 from mggcn.partition.make import make_partition, stats_from_dict, stats_of
 from mggcn.partition.rows.partition import RowPartition
 from tests.graphs import make_graph, one_epoch, pattern
+from tests.partition.metis.test_run import needs_pymetis
 from tests.reference import dense_csr, loss_and_gradients
-
-needs_metis = pytest.mark.skipif(
-    importlib.util.find_spec("pymetis") is None, reason="needs pymetis: pip install pymetis"
-)
 
 
 def graph_of(kind: str, n: int = 60) -> Graph:
@@ -101,7 +97,7 @@ def test_a_cut_beside_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.covering(0)
-@needs_metis
+@needs_pymetis
 @pytest.mark.parametrize("strategy", ["broadcast", "halo", "slice"])
 def test_training_on_the_parts_of_metis(strategy: str, tmp_path: Path) -> None:
     """Fails if parts of unequal size break a strategy: gradients must be those of the dense formula."""
@@ -127,7 +123,7 @@ def test_training_on_the_parts_of_metis(strategy: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(found[0].grads[name], expected, atol=1e-10 * (np.abs(expected).max() or 1))
 
 
-@needs_metis
+@needs_pymetis
 def test_the_parts_of_metis_are_kept(tmp_path: Path) -> None:
     """Fails if training makes them anew, or auto does not compare what is at hand."""
     from mggcn.runs.auto import resolve_auto
