@@ -145,6 +145,25 @@ class ClustersArgs(ctypes.Structure):
     )
 
 
+class BlockValuesArgs(ctypes.Structure):
+    """`BlockValues` of cpu/block_values.cpp."""
+
+    _fields_ = (
+        ("store_indptr", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("indptr", ctypes.c_void_p),
+        ("place", ctypes.c_void_p),
+        ("store_indices", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("draw", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("self_loops", ctypes.c_int32),
+        ("normalised", ctypes.c_int32),
+        ("by_weight", ctypes.c_int32),
+    )
+
+
 class EdgeTextArgs(ctypes.Structure):
     """`EdgeText` of cpu/parse.cpp."""
 
@@ -203,6 +222,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_tile_degree": (_P, _P, _I),
     "mggcn_required_reads": (_P, _P, _I),
     "mggcn_required_tiles": (_P, _I, _P, _P, _P, _I),
+    "mggcn_block_values_": (_P, _P),
     "mggcn_parse_edges": (_P, _I),
     "mggcn_balance": (_P, _L, _L, _P),
     "mggcn_libra_edges": (_P, _P, _L, _L, _I, _P),

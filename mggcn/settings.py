@@ -125,6 +125,13 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     repeat: int
     checkpoint_every: int
     checkpoint_minutes: float
+    batch: int | Literal["all"]
+    fanout: int | Literal["all"] | Sequence[int | Literal["all"]]
+    draw: Literal["uniform", "replace", "weight", "labor", "labor-one"]
+    weights: Literal["unbiased", "mean", "block"]
+    drop_last: bool
+    plan: Literal["auto", "bound", "run"]
+    ahead: int
     transport: Literal["auto", "single", "threads", "gloo", "nccl"]
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"]

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from mggcn.config import PARTS, DataConfig, RunConfig, TrainConfig
 from mggcn.config.model import ModelConfig
+from mggcn.config.values import ALL
 from mggcn.graph.convert import COMPLETING
 from mggcn.runs.folder import CONTINUABLE, MACHINE
 from mggcn.settings import LoadArguments, ModelSettings, ScheduleSettings, Settings, SweepSettings
@@ -33,7 +34,7 @@ def test_every_setting_is_a_keyword_with_its_values() -> None:
     assert typed.keys() == known.keys() - {"ranks"}
     assert hints(SweepSettings).keys() == known.keys()
     for name, hint in known.items():
-        wanted = values(hint) | ({"none"} if name == "norm" else set())
+        wanted = values(hint) | ({"none"} if name == "norm" else {"all"} if name in ALL else set())
         assert name == "ranks" or values(typed[name]) == wanted, name
         assert name == "ranks" or hint not in (int, float, bool) or hint in (typed[name], *get_args(typed[name])), name
     fields = {field.name for field in dataclasses.fields(ModelConfig)}

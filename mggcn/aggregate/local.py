@@ -59,22 +59,23 @@ class LocalBlock(Aggregation):
 
     def __init__(self, backend: KernelBackend) -> None:
         self._backend = backend
-        self._matrices: tuple[Sparse, Sparse] | None = None
+        self.loaded: tuple[Sparse, Sparse] | None = None
+        """The edges of the step at hand: a row for each target, and the transpose with a row for each source."""
 
     def load(self, matrix: Sparse, matrix_t: Sparse) -> None:
-        """Take the edges of a step: a row for each target, and the transpose with a row for each source."""
-        self._matrices = matrix, matrix_t
+        """Take the edges of a step."""
+        self.loaded = matrix, matrix_t
 
     def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        single_tile(op, self._backend, self._loaded(0), h, target)
+        single_tile(op, self._backend, self._matrix(0), h, target)
 
     def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        single_tile(op, self._backend, self._loaded(1), g, target)
+        single_tile(op, self._backend, self._matrix(1), g, target)
 
-    def _loaded(self, direction: int) -> Sparse:
-        if self._matrices is None:
+    def _matrix(self, direction: int) -> Sparse:
+        if self.loaded is None:
             raise PlanError("a block was run before a batch was loaded")
-        return self._matrices[direction]
+        return self.loaded[direction]
 
     def state(self) -> Mapping[str, Tensor]:
         return {}

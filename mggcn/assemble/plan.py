@@ -17,6 +17,7 @@ from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
+from mggcn.assemble.stack import stack_for
 from mggcn.backend.cpu.cores import bind_beside_gpu, bind_rank, usable_cores
 from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.backend.cpu.kept_figures import figures_of
@@ -39,7 +40,7 @@ from mggcn.partition.base import Partition
 from mggcn.partition.cut.libra import libra_nbytes
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.make import is_cached, make_partition
-from mggcn.partition.rows.partition import RowStats
+from mggcn.partition.rows.partition import RowStats, row_owners
 from mggcn.partition.rows.required import expected_shares
 from mggcn.planning.advice import Room
 from mggcn.planning.record import plan_from_dict
@@ -239,6 +240,8 @@ def plan_graph(
     partition = shared.found("partition", partition_key(config), lambda: partition_graph(config, graph))
     stats = partition_stats(config, graph, shape, partition, network, shared)
     nccl, figures = nccl_memory(config, machine), figures_here(config)
+    if stack is None and config.sample.batch:
+        stack = stack_for(config, graph, shape, row_owners(partition).owner)
     return plan_run(config, shape, stats, strategy, nccl, network, figures, stack), partition
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
+from mggcn.assemble.batches import sampled_feed, whole_graph
 from mggcn.assemble.plan import threads_per_rank
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
@@ -27,7 +27,7 @@ from mggcn.comm.gather import refuse_shared
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError
-from mggcn.feed.batch import Batch, Feed
+from mggcn.feed.batch import Batch, Feed, WholeGraph
 from mggcn.feed.features import FeatureReader
 from mggcn.feed.labels import read_labels
 from mggcn.graph.csr import Graph
@@ -35,6 +35,7 @@ from mggcn.memory.device import REAL, not_captured, scale_dtype
 from mggcn.model.runtime import Inputs
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
+from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.rows.shard import ShardOptions, build_shard
 from mggcn.partition.rows.tiles import degrees, scales
 from mggcn.planning.op_cost import epoch_threads, first_threads
@@ -60,6 +61,7 @@ class Rank:
     comm: CountingCommunicator
     plan: RankPlan
     watch: Watch
+    feed: Feed
 
 
 def gpu_of_rank(config: Config, comm: Communicator) -> Device:
@@ -142,17 +144,21 @@ def make_rank(
     # A X, once, where X was.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
+    if feed is None and plan.stack is not None:
+        owner = row_owners(partition).owner
+        feed = sampled_feed(config, graph, plan, owner, comm.rank, threads_per_rank(config))
+    feed = feed or WholeGraph()
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
-        watch = Timeline(plan, comm, folder, 1 if feed is None else feed.num_steps)
+        watch = Timeline(plan, comm, folder, feed.num_steps)
         runtime.annotate = counted.annotate = record_function
     ranking = _ranking_scores(context, inputs)
     choice = _thread_choice(config, backend, first)
-    load = _loader(context, runtime, feed.stack).load if feed is not None and feed.stack is not None else _unchanged
+    load = _unchanged if feed.stack is None else _loader(context, runtime, feed.stack).load
     trainer = RankTrainer(
         config, rank_plan, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice, feed, load
     )
-    return Rank(trainer, counted, rank_plan, watch)
+    return Rank(trainer, counted, rank_plan, watch, feed)
 
 
 def _unchanged(batch: Batch) -> None:
@@ -162,10 +168,8 @@ def _unchanged(batch: Batch) -> None:
 def _loader(context: _RankContext, runtime: RankRuntime, stack: Stack) -> BatchLoader:
     """Return what brings a feed's batches to the device: features and scales of any vertex, targets of seeds."""
     graph, config, backend = context.graph, context.config, context.backend
-    options = context.shard_options
-    owners = Assignment(
-        np.zeros(graph.num_vertices, np.uint16), np.arange(graph.num_vertices, dtype=np.int32), (graph.num_vertices,)
-    )
+    options, whole = context.shard_options, runtime.inputs.target
+    owners = whole_graph(graph.num_vertices)
     scale: tuple[Any, Any] = (None, None)
     if options.aggregates:
         degree = degrees(graph.adj_t, owners, 0, self_loops=options.self_loops, threads=options.threads)
@@ -176,7 +180,7 @@ def _loader(context: _RankContext, runtime: RankRuntime, stack: Stack) -> BatchL
         features=FeatureReader(graph, owners, 0, config.data.row_normalize),
         row_scale=scale[0],
         col_scale=scale[1],
-        target=lambda ids, seeds: batch_target(backend, graph, ids, seeds, config.train, options.dtype),
+        target=lambda ids, seeds: batch_target(backend, graph, ids, seeds, whole, config.train, options.dtype),
         dtype=context.rank_plan.sizes.dtype,
     )
 

@@ -138,8 +138,18 @@ class KernelBackend(Protocol):
         """
         ...
 
-    def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
-        """Return a CSR matrix on the device, its rows cut into chunks of about equal work."""
+    def sparse(
+        self,
+        indptr: npt.NDArray[Any],
+        indices: npt.NDArray[Any],
+        values: npt.NDArray[Any] | None,
+        like: Sparse | None = None,
+    ) -> Sparse:
+        """Return a CSR matrix on the device, its rows cut into chunks of about equal work.
+
+        like: a matrix of the same kind, such as that of the batch before: what the choice of a kernel depends on is taken
+        from it, not found in a pass over the entries. Results do not depend on it.
+        """
         ...
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:

@@ -70,16 +70,16 @@ class Draws:
 
 
 def bounds(
-    num_seeds: int, draws: Draws, *, num_vertices: int, num_edges: int, max_degree: int, self_loops: bool = False
+    num_seeds: int, draws: Draws, *, num_vertices: int, num_edges: int, self_loops: bool = False
 ) -> tuple[Capacity, ...]:
     """Return capacities, of the hop at the seeds first, that no batch of so many seeds exceeds.
 
-    E <= T min(fan-out, max_degree), at most the graph's edges; S <= min(N, T + E). Self-loops add an entry a row to E.
+    E <= T times the fan-out, at most the graph's edges; S <= min(N, T + E). Self-loops add an entry a row to E.
     """
     capacities, rows = list[Capacity](), min(num_seeds, num_vertices)
     for hop in range(len(draws.fanouts)):
         most = draws.most(hop)
-        drawn = min(num_edges, rows * (max_degree if most is None else min(most, max_degree)))
+        drawn = num_edges if most is None else min(num_edges, rows * most)
         sources = min(num_vertices, rows + drawn)
         capacities.append(Capacity(rows, sources, drawn + rows * self_loops))
         rows = sources

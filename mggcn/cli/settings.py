@@ -40,6 +40,12 @@ FLAGS = {
     "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),
     "--log": ("run", "log", "where the history goes beside history.jsonl: none or tensorboard"),
     "--epochs": ("train", "epochs", "number of epochs"),
+    "--batch": ("sample", "batch", "training vertices of a step; all: the whole graph"),
+    "--fanout": (
+        "sample",
+        "fanout",
+        "in-neighbours drawn in each layer, that next to the output first, such as 15,10,5",
+    ),
     "--seed": ("train", "seed", "seed of weights, dropout and partition"),
     "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
     "--split": ("data", "split", "which split of the store, from 0"),

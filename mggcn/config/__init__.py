@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from mggcn.config.model import ModelConfig as ModelConfig
+from mggcn.config.sample import SampleConfig as SampleConfig
 from mggcn.config.values import DEBUG, DROPPED, RENAMED, Range, fields_of, parse_field, setting
 from mggcn.config.values import require as _require
 from mggcn.config.values import settle as _settle
@@ -42,7 +43,8 @@ class TrainConfig:
     """Table [train]: how the model is trained."""
 
     epochs: Annotated[int, Range(1)] = 200
-    """Number of steps over the whole graph."""
+    """Passes over the training vertices: with the whole graph each is a step, with batches as many steps as there are
+    batches."""
     lr: Annotated[float, Range(0)] = 0.01
     """Learning rate at epoch 0."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
@@ -261,10 +263,29 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        model = self.model
+        model, sample = self.model, self.sample
+        if sample.batch:
+            _require(
+                model.aggregates,
+                f"model.kind {model.kind} reads no neighbours, so there is nothing to draw; leave sample.batch out",
+            )
+            _require(
+                sample.plan != "run" or model.norm_layer != "batch",
+                "sample.plan run may cut a step into halves, and a batch norm would see each alone; choose bound or auto",
+            )
+            _require(
+                self.run.strategy != "delayed",
+                "run.strategy delayed keeps sums of the whole graph's epochs, and batches have none; choose halo",
+            )
+            _require(
+                len(sample.fanout) == model.num_aggregations,
+                f"sample.fanout must have {model.num_aggregations} numbers, one for each sum over neighbours of the model, "
+                f"got {','.join(map(str, sample.fanout))}",
+            )
         several = model.residual == "linear" or model.kind in ("gin", "gatv2", "rgcn")
         if self.train.weight_decay_on == "first" and (several or (model.kind == "sage" and model.aggregator != "gcn")):
             raise ConfigError(
@@ -273,7 +294,13 @@ class Config:
             )
 
 
-PARTS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "train": TrainConfig, "run": RunConfig}
+PARTS: dict[str, type] = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "train": TrainConfig,
+    "sample": SampleConfig,
+    "run": RunConfig,
+}
 TABLES = (*PARTS, "debug")
 """Tables of settings in files and on the command line; those of [debug] are fields of the part that reads them."""
 

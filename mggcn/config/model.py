@@ -199,3 +199,10 @@ class ModelConfig:
     def aggregates(self) -> bool:
         """Whether the model reads the graph."""
         return self.kind != "mlp"
+
+    @property
+    def num_aggregations(self) -> int:
+        """Return how many sums over neighbours follow each other, so how far a vertex's neighbourhood reaches."""
+        if self.kind in ("sgc", "appnp"):
+            return self.hops
+        return len(self.hidden) + (self.head == "convolution") if self.aggregates else 0

@@ -15,6 +15,8 @@ from mggcn.errors import ConfigError, did_you_mean
 
 SIZES = ("memory_limit",)
 """Settings that are a number of bytes, with a unit in text."""
+ALL: Final = {"batch": 0, "fanout": -1}
+"""Settings that take the word "all", and the number that stands for it."""
 
 
 DEBUG: Final = {
@@ -95,12 +97,21 @@ def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
         meant = did_you_mean(key, fields, f"{table}.")
         raise ConfigError(f"unknown setting {table}.{key}{meant}; known in [{table}] are {', '.join(fields)}")
     hint, size = fields[key][0], key in SIZES
+    if key in ALL:
+        value = _with_all(value, ALL[key])
     try:
         return parse_bytes(value) if size and isinstance(value, str) else convert(hint, value)
     except (TypeError, ValueError, OverflowError) as error:
         known = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
         meant = did_you_mean(str(value), known)
         raise ConfigError(f"{setting(table, key)} expects {type_name(key, hint)}, got {value!r}{meant}") from error
+
+
+def _with_all(value: Any, number: int) -> Any:
+    """Replace the word "all", alone or in a list, by the number that stands for it."""
+    if isinstance(value, str):
+        return ",".join(str(number) if part.strip() == "all" else part for part in value.split(","))
+    return [number if part == "all" else part for part in value] if isinstance(value, list | tuple) else value
 
 
 def parse_bytes(text: str) -> int:
@@ -138,7 +149,9 @@ def type_name(key: str, hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(typing.get_args(hint))
     if origin is tuple:
-        return "integers separated by commas, such as 64,64"
+        return "integers separated by commas, such as " + ("15,10,all" if key in ALL else "64,64")
+    if key in ALL:
+        return "an integer, or all"
     return {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}.get(hint, str(hint))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,28 +15,40 @@ import numpy.typing as npt
 from mggcn.blocks.block import Block, RowSet, Stack
 from mggcn.errors import PlanError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Scales: TypeAlias = tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]
+
 
 @dataclass(frozen=True, slots=True)
 class BlockEdges:
-    """The in-edges of each target: indptr int64 (T + 1,), indices int32 (E,), places among the sources, ascending in a row;
-    values (E,), None if all are one.
+    """The in-edges of each target: indptr int64 (T + 1,), indices int32 (E,), places among the sources; values (E,), None
+    if all are one. transposed: the out-edges of each source, in the order of targets; None: whoever needs them makes them.
     """
 
     indptr: npt.NDArray[np.int64]
     indices: npt.NDArray[np.int32]
     values: npt.NDArray[Any] | None = None
+    transposed: BlockEdges | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step on one rank. rows: ids of the vertices of each row set; edges: of each block.
 
-    num_seeds: rows of the last row set on all ranks, over which the loss is a mean.
+    seeds: the last row sets of all ranks, over which the loss is a mean. What a feed need not give, and the device's side
+    finds else: features (S, D) of the first block's sources, as the arena keeps rows, on the host; scales: S_r and S_c of
+    each row set. last: whether the step ends with it; a step that is larger than was planned comes in several parts, whose
+    gradients are added.
     """
 
     rows: Mapping[RowSet, npt.NDArray[np.int64]] = field(default_factory=dict)
     edges: Mapping[Block, BlockEdges] = field(default_factory=dict)
-    num_seeds: int = 0
+    seeds: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    features: Tensor | None = None
+    scales: Mapping[RowSet, Scales] | None = None
+    last: bool = True
 
     def check(self, stack: Stack) -> None:
         """Compare the batch with the planned stack. Raises: PlanError for too many rows or edges, or wrong ones."""
@@ -78,8 +90,8 @@ class Feed(Protocol):
         """Steps of an epoch."""
         ...
 
-    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step `first` on, both from 0; the same ones each time."""
+    def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from step `first` on, both from 0; the same ones for the same seed each time."""
         ...
 
 
@@ -89,6 +101,6 @@ class WholeGraph:
     stack: Stack | None = None
     num_steps = 1
 
-    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
         """Yield one empty batch: the whole graph is loaded already."""
         yield Batch()

@@ -50,9 +50,9 @@ def read_labels(
 
 
 def rows_of_labels(graph: Graph, ids: npt.NDArray[np.int64], dtype: str) -> npt.NDArray[Any]:
-    """Return the labels of any vertices, all of which must be known: int32 (V,), or of type `dtype` (V, T).
+    """Return the labels of any vertices: int32 (V,), or of type `dtype` (V, T), NaN where unknown.
 
-    Cost: a random access for each. Raises: GraphError.
+    Cost: a random access for each. Raises: GraphError for a vertex of which nothing is known.
     """
     if graph.labels is None:
         raise GraphError(
@@ -61,8 +61,6 @@ def rows_of_labels(graph: Graph, ids: npt.NDArray[np.int64], dtype: str) -> npt.
     labels: npt.NDArray[Any] = graph.labels.array()[ids].astype(dtype if graph.task != "classes" else np.int32)
     if graph.task == "labels":
         labels[labels < 0] = np.nan
-    if graph.task != "classes" and np.isnan(labels).any():
-        raise GraphError("a batch's loss is a mean over known labels, and a seed lacks some: leave such vertices out")
     _check_labels(graph, ids, labels, np.ones(ids.size, np.uint8))
     return labels
 

@@ -22,6 +22,7 @@ from mggcn.model.network import NETWORKS, Choices, Values, make_values
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats
+from mggcn.planning.batches import stack_of
 from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape
 
@@ -51,7 +52,7 @@ class RunDecisions:
         stack: Stack | None = None,
     ) -> RunDecisions:
         """Make the choices. network: the model, by default that of model.kind. stack: the blocks of a step."""
-        run = config.run
+        run, stack = config.run, stack or stack_of(config, shape)
         whole = InputShape(
             rows=shape.num_vertices,
             cols=shape.num_features,

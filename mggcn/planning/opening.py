@@ -37,6 +37,12 @@ def opening_lines(
     own = store is not None and graph.startswith(f"{store.name}: ")  # prepare names a graph as its store
     held = graph if store is None else f"store {store}{graph.removeprefix(store.name) if own else f' holds {graph}'}"
     lines = [held, network]
+    if plan.stack is not None and config.sample.batch:
+        fanout = ", ".join("all" if number < 0 else str(number) for number in config.sample.fanout)
+        lines.append(
+            f"batches of {config.sample.batch:,} training vertices and {fanout} drawn in-neighbours, {plan.steps:,} steps "
+            "an epoch: gradients are estimates of the whole graph's, evaluation is exact"
+        )
     if len(plan.ranks) > 1:
         lines.append(
             reason or "strategy and order are those of the settings; --strategy auto --order auto compares all"
@@ -58,6 +64,7 @@ def _duration(plan: RunPlan, machine: Machine, done: int) -> str:
         return f"seconds are not predicted: {error}"
     evaluations = train.epochs // train.eval_every - done // train.eval_every if train.eval_every else 1
     left = train.epochs * train.repeat - done
-    total = left * cost.train.seconds + evaluations * train.repeat * cost.evaluate.seconds
+    epoch = plan.steps * cost.train.seconds
+    total = left * epoch + evaluations * train.repeat * cost.evaluate.seconds
     caveat = f" (rates of this machine are {machine.caveat})" if machine.caveat else ""
-    return f"{seconds_text(cost.train.seconds)} per epoch, {seconds_text(total)} for {left:,} epochs{caveat}"
+    return f"{seconds_text(epoch)} per epoch, {seconds_text(total)} for {left:,} epochs{caveat}"

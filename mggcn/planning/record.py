@@ -4,16 +4,19 @@ it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from mggcn.aggregate.base import Strategy
 from mggcn.backend.cpu.figures import ASSUMED, figures_from_dict
+from mggcn.blocks.block import Capacity, Stack
 from mggcn.comm.nccl_memory import memory_from_dict
 from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
 from mggcn.memory.device import launching, runs_nccl
 from mggcn.partition.make import stats_from_dict
+from mggcn.planning.batches import stack_of
 from mggcn.planning.pruning import LayerRows
 from mggcn.planning.run import RankPlan, RunPlan, plan_run
 from mggcn.planning.shape import GraphShape
@@ -55,7 +58,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "programs": {p.name: [op.label for op in p.ops] for p in programs},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "partition": plan.stats.to_dict(),
-    }
+    } | ({} if plan.stack is None else {"batches": [dataclasses.astuple(size) for size in plan.stack.capacities]})
 
 
 def _rank_dict(rank: RankPlan) -> dict[str, Any]:
@@ -103,4 +106,8 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
     stats, recorded = stats_from_dict(content["partition"]), content.get("nccl")
     nccl = memory_from_dict(recorded) if recorded else UNMEASURED
     figures = figures_from_dict(content["figures"]) if "figures" in content else ASSUMED
-    return plan_run(config, GraphShape(**content["graph"]), stats, strategy, nccl, figures=figures)
+    shape = GraphShape(**content["graph"])
+    stack = stack_of(config, shape)
+    if stack is not None and "batches" in content:
+        stack = Stack(stack.blocks, tuple(Capacity(*size) for size in content["batches"]))
+    return plan_run(config, shape, stats, strategy, nccl, figures=figures, stack=stack)

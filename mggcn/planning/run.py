@@ -29,6 +29,7 @@ from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
+from mggcn.planning.batches import feed_bytes, stack_of
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.programs import Lowering
 from mggcn.planning.pruning import LayerRows, set_bytes
@@ -152,6 +153,15 @@ class RunPlan:
     nccl: NcclMemory = UNMEASURED
     figures: Figures = ASSUMED
     """Measured CPU rates that select kernels, on every rank and on resume."""
+    stack: Stack | None = None
+    """The blocks of a step; None: the whole graph."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch, as far as the number of training vertices is known."""
+        sample = self.config.sample
+        whole, rest = divmod(self.shape.num_training or 0, sample.batch) if sample.batch else (1, 0)
+        return max(whole + (rest > 0 and not sample.drop_last), 1)
 
     @property
     def largest(self) -> RankPlan:
@@ -182,8 +192,18 @@ def plan_run(
     of this machine's CPU. Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
     """
     check_shape(shape)
+    stack = stack or stack_of(config, shape)
     ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures, stack)
-    return RunPlan(config=config, shape=shape, stats=stats, strategy=strategy, ranks=ranks, nccl=nccl, figures=figures)
+    return RunPlan(
+        config=config,
+        shape=shape,
+        stats=stats,
+        strategy=strategy,
+        ranks=ranks,
+        nccl=nccl,
+        figures=figures,
+        stack=stack,
+    )
 
 
 def plan_ranks(
@@ -246,6 +266,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         steps = exact.steps(1, rank_sizes.dtype, False) if graph else ()
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
         regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
+    if config.sample.batch and common.stack is not None:
+        regions["batches on their way"] = feed_bytes(config, shape, common.stack)
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     return RankPlan(

@@ -40,7 +40,8 @@ class GraphShape:
     task: Task = "classes"
     """Whether the columns of scores are of classes, several labels a vertex, or numbers."""
     num_training: int | None = None
-    """For a bare shape: number of vertices that the loss reads; None: not known, or read from the graph itself."""
+    """Number of vertices that the loss reads, of a bare shape, or where batches are made of them; None: not known, or read
+    from the graph itself."""
 
 
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
@@ -58,6 +59,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         refuse_summed(graph)
     model, nnz = config.model, features_nnz(features, config.run.features)
     aggregates = model.aggregates and not model.input_dropout
+    training = training_rows(graph, config.data.splits, config.data.split) if config.sample.batch else None
     return GraphShape(
         name=graph.name,
         num_vertices=graph.num_vertices,
@@ -69,6 +71,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         num_relations=graph.num_relations,
         repeats=graph.repeats,
         task=graph.task,
+        num_training=None if training is None else int(training.sum()),
         feature_nnz=nnz,
         aggregated_nnz=0
         if nnz is None or not aggregates

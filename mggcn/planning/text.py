@@ -16,6 +16,7 @@ from mggcn.model.program import Program
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import Room, advice, smallest_ranks
+from mggcn.planning.batches import batch_lines
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
 from mggcn.planning.shape import GraphShape
@@ -50,6 +51,7 @@ def render(
         "order of products",
         *(f"  {line}" for line in layer_reasons(plan)),
         *_training_rows(plan),
+        *_batches(plan),
         *(_explained(rank) if explain else []),
         "",
         f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.sizes.owned:,} rows, "
@@ -59,7 +61,7 @@ def render(
         "",
         *_regions(plan, rank),
         "",
-        *_epoch(rank),
+        *_epoch(rank, "step" if plan.config.sample.batch else "epoch"),
         *([f"  an epoch is {how}"] if (how := launching(config.run)) else []),
     ]
     if len(plan.ranks) > 1:
@@ -164,6 +166,13 @@ def _training_rows(plan: RunPlan) -> list[str]:
     ]
 
 
+def _batches(plan: RunPlan) -> list[str]:
+    """Describe the batches of an epoch, if it is not one step over the whole graph."""
+    if plan.stack is None or not plan.config.sample.batch:
+        return []
+    return ["", *batch_lines(plan.config, plan.shape, plan.stack, plan.steps)]
+
+
 def _explained(rank: RankPlan) -> list[str]:
     """List what the rewrites did to the model, and the ops of a training epoch with the buffers that they read and
     write.
@@ -231,9 +240,9 @@ def _nccl(plan: RunPlan, rank: RankPlan) -> list[str]:
     ]
 
 
-def _epoch(rank: RankPlan) -> list[str]:
+def _epoch(rank: RankPlan, training: str) -> list[str]:
     return [
-        "per epoch",
+        f"per {training}",
         f"  training    {rank.num_spmm} SpMMs, {rank.messages(rank.train)} messages, "
         f"{rank.bytes_sent(rank.train):,} bytes sent ({human(rank.bytes_sent(rank.train))})",
         f"  evaluation  {rank.evaluate_spmm} SpMMs, {rank.messages(rank.evaluate)} messages, "

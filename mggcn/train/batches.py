@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.local import LocalBlock
-from mggcn.backend.base import KernelBackend
+from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges
@@ -33,7 +33,7 @@ Vector = npt.NDArray[Any]
 class BatchLoader:
     """Loads the batches of a feed. row_scale, col_scale (N,) or None: S_r, S_c of the whole graph.
 
-    target: makes that of the seeds, given their ids and the number of all ranks' seeds. dtype: of activations.
+    target: makes that of the seeds, given their ids and those of all ranks' seeds. dtype: of activations.
     """
 
     runtime: RankRuntime
@@ -41,7 +41,7 @@ class BatchLoader:
     features: FeatureReader
     row_scale: Vector | None
     col_scale: Vector | None
-    target: Callable[[Vector, int], Target]
+    target: Callable[[Vector, Vector], Target]
     dtype: str
 
     def load(self, batch: Batch) -> None:
@@ -49,8 +49,8 @@ class BatchLoader:
         batch.check(self.stack)
         runtime, backend = self.runtime, self.runtime.backend
         # Targets are the first of a block's sources, so every row set is the beginning of the input's.
-        dense = self._dense(batch.rows[self.stack.blocks[0].sources])
-        rows = {name: self._rows(name, ids, dense, batch.num_seeds) for name, ids in batch.rows.items()}
+        dense = self._dense(batch)
+        rows = {name: self._rows(name, ids, dense, batch) for name, ids in batch.rows.items()}
         runtime.inputs = dataclasses.replace(runtime.inputs, rows={**runtime.inputs.rows, **rows})
         train = runtime.programs["train"]
         for block, edges in batch.edges.items():
@@ -58,7 +58,7 @@ class BatchLoader:
             if not isinstance(aggregation, LocalBlock):
                 raise PlanError(f"block {block.name!r} does not take edges from a batch")
             num_sources = batch.rows[block.sources].size
-            aggregation.load(*_matrices(backend, edges, num_sources, self._real))
+            aggregation.load(*_matrices(backend, edges, num_sources, self._real, aggregation.loaded))
         counts = {name: ids.size for name, ids in batch.rows.items()}
         runtime.programs = {**runtime.programs, "train": train.cut(counts)}
 
@@ -66,36 +66,59 @@ class BatchLoader:
     def _real(self) -> npt.DTypeLike:
         return np.float64 if self.dtype == "fp64" else np.float32
 
-    def _rows(self, name: RowSet, ids: Vector, dense: Tensor, num_seeds: int) -> Rows:
+    def _rows(self, name: RowSet, ids: Vector, dense: Tensor, batch: Batch) -> Rows:
         backend = self.runtime.backend
-        scales = [
-            None if scale is None else backend.upload(scale[ids].astype(self._real))
-            for scale in (self.row_scale, self.col_scale)
-        ]
+        if batch.scales is None:
+            whole = self.row_scale, self.col_scale
+            row, col = (scale if scale is None else scale[ids].astype(self._real) for scale in whole)
+        else:
+            row, col = batch.scales[name]
         return Rows(
             ids=backend.upload(ids),
-            row_scale=scales[0],
-            col_scale=scales[1],
+            row_scale=None if row is None else backend.upload(row),
+            col_scale=None if col is None else backend.upload(col),
             dense=dense[: ids.size],
-            target=self.target(ids, num_seeds) if name == self.stack.seeds else None,
+            target=self.target(ids, batch.seeds) if name == self.stack.seeds else None,
         )
 
-    def _dense(self, ids: Vector) -> Tensor:
-        """Return the features (V, D) in rows that are padded as those of the arena."""
-        backend, spec = self.runtime.backend, BufferSpec("", ids.size, self.features.num_features, self.dtype)
+    def _dense(self, batch: Batch) -> Tensor:
+        """Return the features (V, D) of the input's rows, which are padded as those of the arena."""
+        ids, backend = batch.rows[self.stack.blocks[0].sources], self.runtime.backend
+        if batch.features is not None and batch.features.device == self.runtime.clock.device:
+            return batch.features
+        spec = BufferSpec("", ids.size, self.features.num_features, self.dtype)
         flat = backend.allocate(spec.nbytes).view(DTYPES[self.dtype])
         dense = torch.as_strided(flat, (spec.rows, spec.cols), (spec.ld, 1))
+        if batch.features is not None:
+            return dense.copy_(batch.features)
         backend.write(self.features.gather(ids), dense)
         return dense
 
 
-def _matrices(backend: KernelBackend, edges: BlockEdges, num_sources: int, dtype: npt.DTypeLike) -> tuple[Any, Any]:
-    """Return a block's matrix, a row for each target, and its transpose, with rows in the order of targets."""
-    num_targets = edges.indptr.size - 1
-    values = None if edges.values is None else edges.values.astype(dtype)
+def _matrices(
+    backend: KernelBackend,
+    edges: BlockEdges,
+    num_sources: int,
+    dtype: npt.DTypeLike,
+    before: tuple[Sparse, Sparse] | None,
+) -> tuple[Sparse, Sparse]:
+    """Return a block's matrix, a row for each target, and its transpose, with rows in the order of targets.
+
+    before: the matrices of the batch before.
+    """
+    back = edges.transposed or _transposed(edges, num_sources)
+    like, like_t = before or (None, None)
+    return _sparse(backend, edges, dtype, like), _sparse(backend, back, dtype, like_t)
+
+
+def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like: Sparse | None) -> Sparse:
+    values = None if edges.values is None else edges.values.astype(dtype, copy=False)
+    return backend.sparse(edges.indptr, edges.indices, values, like)
+
+
+def _transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:
     places = np.arange(1, edges.indices.size + 1)
-    transposed = sp.csr_array((places, edges.indices, edges.indptr), (num_targets, num_sources)).tocsc()
-    order = transposed.data - 1
-    values_t = None if values is None else values[order]
-    matrix = backend.sparse(edges.indptr, edges.indices, values)
-    return matrix, backend.sparse(transposed.indptr.astype(np.int64), transposed.indices.astype(np.int32), values_t)
+    shape = edges.indptr.size - 1, num_sources
+    found = sp.csr_array((places, edges.indices, edges.indptr), shape).tocsc()
+    values = None if edges.values is None else edges.values[found.data - 1]
+    return BlockEdges(found.indptr.astype(np.int64), found.indices.astype(np.int32), values)

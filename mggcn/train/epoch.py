@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.epoch_end import LOSS, SECONDS, STOP, Books
@@ -33,10 +34,12 @@ WINDOW = 4096
 """Steps whose learning rates and signals a device holds, 128 KiB: a run's records do not grow with its epochs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
+@dataclass(kw_only=True, slots=True, weakref_slot=True)
 class _Work:
     """The work of a device in a step. It does not refer to its repeater, so no cycle keeps a finished run's memory
     alive.
+
+    kept: the gradients of a step's parts but the last; None: steps have none. parted: whether it has any now.
     """
 
     runtime: RankRuntime
@@ -44,10 +47,24 @@ class _Work:
     watch: Watch
     books: Books
     end: Callable[[], None]
+    kept: Tensor | None = None
+    parted: bool = False
+
+    def keep(self) -> None:
+        """Run a part of a step that is not the last: the loss is added by itself, gradients are kept."""
+        self.runtime.run(self.runtime.programs["train"])
+        grad = self.runtime.weights.grad
+        if self.kept is None:
+            raise PlanError("a step of the whole graph came in parts")
+        self.kept = self.kept.add_(grad) if self.parted else self.kept.copy_(grad)
+        self.parted = True
 
     def gradients(self) -> None:
         runtime = self.runtime
         runtime.run(runtime.programs["train"])
+        if self.parted and self.kept is not None:
+            runtime.weights.grad.add_(self.kept)
+            self.parted = False
         if self.comm.size > 1:
             summed = self.comm.all_reduce(runtime.weights.grad, runtime.backend.record())
             signalled = self.comm.all_reduce(runtime.signals, runtime.backend.record())
@@ -121,6 +138,7 @@ class TrainingEpoch:
         self._batches: Iterator[Batch] = iter(())
         self._next = -1
         self._rate: float | None = None
+        self._seed = config.seed
         self._window = -1
         self._rows = rows = min(WINDOW, config.epochs * self.steps)
         rates = backend.allocate(8 * rows).view(torch.float64)
@@ -134,6 +152,7 @@ class TrainingEpoch:
             watch=watch,
             books=books,
             end=backend.epoch_end(optimizer.step, books),
+            kept=None if feed.stack is None else torch.zeros_like(runtime.weights.grad),
         )
         self._own = [0.0] * SIGNALS
         # A recording has fixed sizes; a batch has its own.
@@ -147,7 +166,7 @@ class TrainingEpoch:
 
     def start(self, seed: int, step: int) -> None:
         """Set seed and step of the next run, and the signals that it starts from; weights move again."""
-        self._next = -1
+        self._seed, self._next, self._work.parted = seed, -1, False
         books = self._work.books
         books.halted.zero_()
         books.clock.copy_(torch.tensor([seed, step], dtype=torch.int64))
@@ -186,22 +205,28 @@ class TrainingEpoch:
         work.comm.check()
         work.runtime.begin_epoch(step)
         with work.watch.epoch(step):
-            self._load(self._batch(step))
+            self._load_step(step)
             self._repeatable()
 
-    def _batch(self, step: int) -> Batch:
-        """Return the batch of a step: the feed's next one, or, of another step than the next, from a new iterator."""
+    def _load_step(self, step: int) -> None:
+        """Load the batch of a step, the feed's next one or, of another step than the next, from a new iterator.
+
+        Of a batch in parts the last is loaded, once the gradients of the others are kept. Raises: PlanError without one.
+        """
         epoch, number = divmod(step, self.steps)
         if number == 0 or step != self._next:
-            self._batches = self._feed.epoch(epoch, number)
+            self._batches = self._feed.epoch(self._seed, epoch, number)
         self._next = step + 1
-        if (batch := next(self._batches, None)) is None:
-            raise PlanError(f"a feed of {self.steps} steps gave {number} batches in epoch {epoch + 1}")
-        return batch
+        for batch in self._batches:
+            self._load(batch)
+            if batch.last:
+                return
+            self._work.keep()
+        raise PlanError(f"a feed of {self.steps} steps gave {number} batches in epoch {epoch + 1}")
 
     def gradients(self, epoch: int) -> None:
         """Forward, loss and backward of an epoch's first step; leaves the summed gradients and signals."""
-        self._load(self._batch(epoch * self.steps))
+        self._load_step(epoch * self.steps)
         self._work.gradients()
 
     def history(self, first: int, last: int) -> npt.NDArray[np.float64]:
@@ -222,7 +247,7 @@ class TrainingEpoch:
         work = self._work
         self.start(seed, step)
         work.runtime.begin_epoch(step)
-        self._load(self._batch(step))
+        self._load_step(step)
         with work.watch.epoch(step):
             return origin_of_nonfinite(work.runtime, work.runtime.programs["train"], work.comm.rank, work.comm.size)
 

@@ -104,23 +104,31 @@ def make_target(
 
 
 def batch_target(
-    backend: KernelBackend, graph: Graph, ids: npt.NDArray[np.int64], num_seeds: int, config: TrainConfig, dtype: str
+    backend: KernelBackend,
+    graph: Graph,
+    ids: npt.NDArray[np.int64],
+    seeds: npt.NDArray[np.int64],
+    whole: Target,
+    config: TrainConfig,
+    dtype: str,
 ) -> Target:
-    """Return the target of a step's seeds, of which all ranks together have `num_seeds`; config: with its loss resolved.
+    """Return the target of a step: this rank's seeds `ids`, of all ranks' `seeds`; whole: that of the whole graph.
 
-    Raises: GraphError for a seed without a label; ConfigError for weights of classes, whose sum over a batch is not known.
+    The loss is the mean over what is known of all seeds, weighted by class, as the whole graph's over all that train.
+    Cost: a random access for the label of each seed of all ranks. Raises: GraphError for a seed without a label.
     """
-    labels = rows_of_labels(graph, ids, dtype)
-    mask = backend.upload(np.ones(ids.size, np.uint8))
-    loss = config.loss
-    if loss == "bce" or loss == "mse" or loss == "mae":
-        scale = 1.0 / max(num_seeds * labels.shape[1], 1)
-        known = np.zeros((3, labels.shape[1]), np.int64)
-        return EntryTarget(loss, LossTarget(backend.upload(labels), mask, scale), known)
-    if config.class_weights != "none" or config.ignored_labels:
-        raise ConfigError("train.class_weights and train.ignored_labels need the whole graph; leave them out")
-    scale = 1.0 / max(num_seeds, 1)
-    return ClassTarget(LossTarget(backend.upload(labels), mask, scale, None, config.label_smoothing))
+    everyone, labels = (rows_of_labels(graph, rows, dtype) for rows in (seeds, ids))
+    mask = np.ones(ids.size, np.uint8)
+    if isinstance(whole, EntryTarget):
+        known = int(np.count_nonzero(~np.isnan(everyone)))
+        entries = LossTarget(backend.upload(labels), backend.upload(mask), 1.0 / max(known, 1))
+        return EntryTarget(whole.kind, entries, whole.known)
+    weights = whole.target.weights if isinstance(whole, ClassTarget) else None
+    counted = everyone[~np.isin(everyone, config.ignored_labels)]
+    total: float = counted.size if weights is None else weights.cpu().numpy()[counted].sum().item()
+    mask[np.isin(labels, config.ignored_labels)] = 0
+    scale = 1.0 / total if total else 0.0
+    return ClassTarget(LossTarget(backend.upload(labels), backend.upload(mask), scale, weights, config.label_smoothing))
 
 
 def class_weights(config: TrainConfig, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:

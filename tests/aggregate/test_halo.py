@@ -77,7 +77,7 @@ def test_a_symmetric_graph_has_one_side() -> None:
     made: list[tuple[int, int]] = []
 
     class Counting(CpuBackend):
-        def sparse(self, indptr, indices, values):  # type: ignore[no-untyped-def]
+        def sparse(self, indptr, indices, values, like=None):  # type: ignore[no-untyped-def]
             made.append((indptr.shape[0] - 1, indices.shape[0]))
             return super().sparse(indptr, indices, values)
 

@@ -42,7 +42,7 @@ class TorchBackend:
     def upload(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
-    def sparse(self, indptr: np.ndarray, indices: np.ndarray, values: np.ndarray | None) -> Any:
+    def sparse(self, indptr: np.ndarray, indices: np.ndarray, values: np.ndarray | None, like: Any = None) -> Any:
         rows = np.repeat(np.arange(indptr.shape[0] - 1), np.diff(indptr))
         columns = indices.astype(np.int64)
         return SimpleNamespace(nnz=len(indices), rows=torch.from_numpy(rows), indices=torch.from_numpy(columns))

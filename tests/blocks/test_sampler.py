@@ -74,8 +74,7 @@ def graph(kind: str, n: int = 90) -> CSR:
 
 def plan_for(adj_t: CSR, draws: Draws, num_seeds: int, self_loops: bool = False, **others: Any) -> SlotPlan:
     size = {"num_vertices": adj_t.num_rows, "num_edges": adj_t.nnz}
-    most = int(np.diff(adj_t.indptr.array()).max())
-    capacities = bounds(num_seeds, draws, max_degree=most, self_loops=self_loops, **size)
+    capacities = bounds(num_seeds, draws, self_loops=self_loops, **size)
     return SlotPlan(draws=draws, capacities=capacities, num_vertices=adj_t.num_rows, **others)
 
 

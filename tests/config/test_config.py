@@ -21,9 +21,9 @@ import tomli_w
 
 import mggcn
 from mggcn import config as cfg
-from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig, TrainConfig
 from mggcn.config import files as config_files
-from mggcn.config.files import described, to_tables
+from mggcn.config.files import described, to_tables, with_settings
 from mggcn.config.values import DEBUG, Range, fields_of, parse_count, setting, with_new_names
 from mggcn.errors import ConfigError
 
@@ -264,7 +264,9 @@ def test_python_goes_through_the_same_conversions() -> None:
 
 
 def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"table \[modle\]; did you mean model\?; known are data, model, train, run"):
+    with pytest.raises(
+        ConfigError, match=r"table \[modle\]; did you mean model\?; known are data, model, train, sample"
+    ):
         cfg.from_tables({"modle": {}})
     for known in (item.name for item in dataclasses.fields(ModelConfig)):
         with pytest.raises(
@@ -467,8 +469,8 @@ def test_one_matrix_decays_where_there_is_one(model: dict[str, Any]) -> None:
 def test_every_setting_is_described() -> None:
     """Fails if a setting has no meaning, no type, another default, or a line that is no sentence."""
     found = {setting.name: setting for setting in described()}
-    assert {name.partition(".")[0] for name in found} == {"data", "model", "train", "run", "debug"}
-    assert sum(not name.startswith("debug.") for name in found) <= 60
+    assert {name.partition(".")[0] for name in found} == {"data", "model", "train", "sample", "run", "debug"}
+    assert sum(not name.startswith("debug.") for name in found) <= 68
     assert len(found) == sum(map(len, to_tables(Config()).values()))
     assert all(20 <= len(setting.meaning) and 8 <= len(setting.line) for setting in found.values())
     assert found["model.norm"].line == "How the adjacency is normalised"
@@ -512,3 +514,51 @@ def test_settings_without_sources_have_no_meaning(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(inspect, "getsource", missing)
     assert {setting.meaning for setting in described()} == {""}
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ({"batch": 10}, "sample.fanout is not set"),
+        ({"fanout": (5, 5, 5)}, "without sample.batch the whole graph"),
+        (
+            {"batch": 10, "fanout": (5, 5)},
+            "must have 3 numbers, one for each sum over neighbours of the model, got 5,5",
+        ),
+        ({"batch": 10, "fanout": (5, 0, 5)}, "must be 1 or more for each layer, or all, got 5,0,5"),
+        ({"batch": 10, "fanout": (5, -2, 5)}, "each number of sample.fanout must be -1 or more"),
+        ({"batch": -1, "fanout": (5, 5, 5)}, "sample.batch must be 0 or more"),
+        ({"batch": "some", "fanout": (5, 5, 5)}, "sample.batch expects an integer, or all, got 'some'"),
+    ],
+)
+def test_batches_that_cannot_be(sample: dict[str, Any], words: str) -> None:
+    """Fails if fan-outs that fit no model are taken, or the message does not say what would."""
+    with pytest.raises(ConfigError, match=words):
+        Config(sample=SampleConfig(**sample))
+
+
+def test_all_is_a_word() -> None:
+    """Fails if "all" is not the number that stands for it, on the command line, in a file or in Python."""
+    config = with_settings(Config(), ["sample.batch=100", "sample.fanout=5,all,3"])
+    assert config.sample.fanout == (5, -1, 3)
+    assert with_settings(config, ["sample.batch=all", "sample.fanout="]).sample == SampleConfig()
+    assert SampleConfig(batch=10, fanout=("all", 3)).fanout == (-1, 3)  # type: ignore[arg-type]
+    assert SampleConfig(batch="all").batch == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        ({"hidden": (8, 8)}, 3),
+        ({"hidden": (8, 8), "head": "linear"}, 2),
+        ({"kind": "sgc", "hops": 4}, 4),
+        ({"kind": "appnp", "hops": 5}, 5),
+        ({"hidden": ()}, 1),
+    ],
+)
+def test_fanouts_are_as_many_as_sums_over_neighbours(model: dict[str, Any], count: int) -> None:
+    """Fails if the number of layers that read neighbours is not that of the model."""
+    model = {"norm_layer": "none"} | model
+    Config(model=ModelConfig(**model), sample=SampleConfig(batch=5, fanout=(2,) * count))
+    with pytest.raises(ConfigError, match=f"must have {count} numbers"):
+        Config(model=ModelConfig(**model), sample=SampleConfig(batch=5, fanout=(2,) * (count + 1)))

@@ -43,7 +43,7 @@ class Drawn:
     def stack(self) -> Stack:
         return Stack((BELOW, ABOVE), (Capacity(N, N, N * N), Capacity(N, N, N * N)))
 
-    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
         adj_t = dense_csr(self.graph.adj_t)
         for step in range(first, self.num_steps):
             rng = np.random.default_rng([number, step])
@@ -53,7 +53,7 @@ class Drawn:
             above, middle = drawn(adj_t, seeds, rng)
             below, sources = drawn(adj_t, middle, rng)
             rows = {SEEDS: seeds, MIDDLE: middle, INPUT: sources}
-            yield Batch(rows, {ABOVE: above, BELOW: below}, chosen.size)
+            yield Batch(rows, {ABOVE: above, BELOW: below}, chosen)
 
 
 def drawn(adj_t: Any, targets: npt.NDArray[np.int64], rng: Any) -> tuple[BlockEdges, npt.NDArray[np.int64]]:
@@ -96,19 +96,27 @@ MODELS: dict[str, dict[str, Any]] = {
 class Twin:
     """The model's layers over one batch, dense, in float64."""
 
-    def __init__(self, graph: Graph, config: ModelConfig, batch: Batch, p: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, graph: Graph, config: ModelConfig, batch: Batch, p: dict[str, torch.Tensor], blocks: Any = (BELOW, ABOVE)
+    ) -> None:
         self.c, self.p, self.at, self.drawn = config, p, 0, 0
-        self.x = torch.from_numpy(dense_features(graph)[batch.rows[INPUT]])
+        self.x = torch.from_numpy(dense_features(graph)[batch.rows[blocks[0].sources]])
         degree = dense_csr(graph.adj_t).sum(1)
         with np.errstate(divide="ignore"):
             scale = np.where(degree > 0, degree**-0.5 if config.norm == "symmetric" else 1 / degree, 0)
         self.blocks = []
-        for block in (BELOW, ABOVE):
+        for block in blocks:
             edges, sources = batch.edges[block], batch.rows[block.sources]
             a = np.zeros((edges.indptr.size - 1, sources.size))
-            a[np.repeat(np.arange(a.shape[0]), np.diff(edges.indptr)), edges.indices] = 1
+            a[np.repeat(np.arange(a.shape[0]), np.diff(edges.indptr)), edges.indices] = (
+                1 if edges.values is None else edges.values
+            )
             row = scale[batch.rows[block.targets]][:, None]
             col = scale[sources][:, None] if config.norm == "symmetric" else np.ones((sources.size, 1))
+            if batch.scales is not None:
+                of_row, of_col = batch.scales[block.targets][0], batch.scales[block.sources][1]
+                row = np.ones_like(row) if of_row is None else of_row[:, None]
+                col = np.ones_like(col) if of_col is None else of_col[:, None]
             self.blocks.append((torch.from_numpy(a), torch.from_numpy(row), torch.from_numpy(col)))
 
     def linear(self, x: torch.Tensor) -> torch.Tensor:
@@ -182,7 +190,7 @@ def reference(
         for batch in batches:
             z = Twin(graph, config.model, batch, p).logits()
             wanted = torch.from_numpy(labels[batch.rows[SEEDS]])
-            loss = loss + torch.nn.functional.cross_entropy(z, wanted, reduction="sum") / batch.num_seeds
+            loss = loss + torch.nn.functional.cross_entropy(z, wanted, reduction="sum") / batch.seeds.size
         loss.backward()  # type: ignore[no-untyped-call]
     return float(loss.detach()), {n: np.zeros(v.shape) if v.grad is None else v.grad.numpy() for n, v in p.items()}
 
@@ -199,7 +207,7 @@ def test_gradients_over_two_blocks_that_shrink(name: str, ranks: int) -> None:
         return loss, grads, rank.trainer.runtime.weights.state_dict()
 
     found = on_ranks(config, graph, body, feed_of=lambda rank: Drawn(graph, rank, ranks))
-    batches = [next(Drawn(graph, rank, ranks).epoch(2)) for rank in range(ranks)]
+    batches = [next(Drawn(graph, rank, ranks).epoch(0, 2)) for rank in range(ranks)]
     assert all(len({ids.size for ids in batch.rows.values()}) == 3 for batch in batches)
     loss, expected = reference(config, graph, batches, found[0][2])
     assert found[0][0] == pytest.approx(loss, rel=1e-12)
@@ -239,7 +247,7 @@ def test_blocks_of_other_sizes_in_every_step(ranks: int) -> None:
     weights, expected, sizes = found[0][1], [], set()
     for epoch in range(2):
         losses = []
-        for batches in zip(*(feed.epoch(epoch) for feed in feeds), strict=True):
+        for batches in zip(*(feed.epoch(0, epoch) for feed in feeds), strict=True):
             sizes.add(tuple(ids.size for ids in batches[0].rows.values()))
             loss, gradients = reference(config, graph, list(batches), weights)
             losses.append(loss)
@@ -255,10 +263,10 @@ def test_a_batch_that_was_not_planned_is_refused() -> None:
     """Fails if a batch beyond its capacity is run, or one whose rows do not follow each other."""
     graph = graph_of()
     small = Stack((BELOW, ABOVE), (Capacity(N, N, N * N), Capacity(3, N, N * N)))
-    batch = next(Drawn(graph, 0, 1).epoch(0))
+    batch = next(Drawn(graph, 0, 1).epoch(0, 0))
     with pytest.raises(PlanError, match="block 'above' has 14 targets, but at most 3 were planned"):
         batch.check(small)
-    odd = Batch({**batch.rows, MIDDLE: batch.rows[MIDDLE][::-1]}, batch.edges, batch.num_seeds)
+    odd = Batch({**batch.rows, MIDDLE: batch.rows[MIDDLE][::-1]}, batch.edges, batch.seeds)
     with pytest.raises(PlanError, match="must begin with its targets"):
         odd.check(Drawn(graph, 0, 1).stack)
     above = batch.edges[ABOVE]
@@ -267,9 +275,9 @@ def test_a_batch_that_was_not_planned_is_refused() -> None:
         (BlockEdges(above.indptr, above.indices, np.ones(1)), "edges and 1 values"),
     ):
         with pytest.raises(PlanError, match=words):
-            Batch(batch.rows, {**batch.edges, ABOVE: edges}, 14).check(Drawn(graph, 0, 1).stack)
+            Batch(batch.rows, {**batch.edges, ABOVE: edges}, batch.seeds).check(Drawn(graph, 0, 1).stack)
     with pytest.raises(PlanError, match="needs the rows and edges of the blocks below, above"):
-        Batch(batch.rows, {ABOVE: above}, 14).check(Drawn(graph, 0, 1).stack)
+        Batch(batch.rows, {ABOVE: above}, batch.seeds).check(Drawn(graph, 0, 1).stack)
     with pytest.raises(PlanError, match="must be the sources of block"):
         Stack((ABOVE, BELOW), small.capacities)
     with pytest.raises(PlanError, match="aggregates more often than the 2 blocks"):

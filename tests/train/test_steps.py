@@ -60,9 +60,9 @@ class Watched:
     def num_steps(self) -> int:
         return self.inner.num_steps
 
-    def epoch(self, number: int, first: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
         self.begun.append((number, first))
-        for step, batch in enumerate(self.inner.epoch(number, first), start=first):
+        for step, batch in enumerate(self.inner.epoch(seed, number, first), start=first):
             if (number, step) == self.at and self.crashes:
                 raise CrashError
             if (number, step) == self.at:

@@ -105,13 +105,19 @@ class CpuBackend:
     def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
         out.copy_(torch.from_numpy(array))
 
-    def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
+    def sparse(
+        self,
+        indptr: npt.NDArray[Any],
+        indices: npt.NDArray[Any],
+        values: npt.NDArray[Any] | None,
+        like: Sparse | None = None,
+    ) -> Sparse:
         indptr, indices = np.ascontiguousarray(indptr), np.ascontiguousarray(indices)
         return Sparse(
             self.upload(indptr),
             self.upload(indices),
             None if values is None else self.upload(values),
-            make_schedule(indptr, indices, self.team.planned, self._isa),
+            make_schedule(indptr, indices, self.team.planned, self._isa, like=None if like is None else like.schedule),
         )
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:

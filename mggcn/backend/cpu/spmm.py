@@ -49,23 +49,36 @@ class CpuSchedule:
     hub: int
     """A row of more entries is cut into parts."""
     traits: MatrixTraits
+    like: CpuSchedule | None = None
+    """Whose variants the products take: of a batch, that of the first one."""
 
 
 def make_schedule(
-    indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, isa: str, *, hub: int | None = None
+    indptr: npt.NDArray[Any],
+    indices: npt.NDArray[Any],
+    threads: int,
+    isa: str,
+    *,
+    hub: int | None = None,
+    like: CpuSchedule | None = None,
 ) -> CpuSchedule:
     """Return the schedule of a pattern: indptr int64 (V + 1,), indices int32 (nnz,).
 
-    Cost: one pass over the entries, and at most 4 Mi random bits. hub is for tests: a small value turns short rows into
-    hubs.
+    like: the schedule of a similar pattern, whose traits are taken, but for what this one is too small for.
+    Cost: a pass over the row pointers; without `like` one over the entries, and at most 4 Mi random bits. hub is for tests:
+    a small value turns short rows into hubs.
     """
     rows, nnz = indptr.shape[0] - 1, int(indptr[-1])
     chunks = np.empty(max(1, min(rows, CHUNKS)) + 1, np.int64)
     native.kernel("mggcn_balance", "", isa)(indptr.ctypes.data, rows, chunks.shape[0] - 1, chunks.ctypes.data)
-    traits = _traits(indptr, indices, threads, isa)
+    if like is None:
+        traits = _traits(indptr, indices, threads, isa)
+    else:  # whether columns ascend is not looked at
+        traits = MatrixTraits(rows, int(indices.max(initial=-1)) + 1, nnz, ascending=False)
     hub = hub or hub_length(nnz)
     parts, hubs = _cut(indptr, hub)
-    return CpuSchedule(torch.from_numpy(chunks), torch.from_numpy(parts), torch.from_numpy(hubs), hub, traits)
+    first = like if like is None else like.like or like
+    return CpuSchedule(torch.from_numpy(chunks), torch.from_numpy(parts), torch.from_numpy(hubs), hub, traits, first)
 
 
 def _traits(indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, isa: str) -> MatrixTraits:
@@ -144,10 +157,12 @@ class CpuSpmm:
     def product(self, adj: Sparse, h: Tensor, out: Tensor) -> Product:
         """Return the kind of product of these operands, and remember it."""
         width, item, summed = out.shape[1], h.itemsize, out.dtype == self._real
-        at = (id(adj.schedule), width, item, summed)
+        # Of batches, of which there are many, the first one's product stands for all.
+        schedule: CpuSchedule = adj.schedule.like or adj.schedule
+        at = (id(schedule), width, item, summed)
         found = self._products.get(at)
         if found is None:
-            traits: MatrixTraits = adj.schedule.traits
+            traits = schedule.traits
             choice = self._choices.get(key_of(traits, width, item, summed=summed))
             unfit = "" if choice is None else self._unfit(traits, h, out, choice)
             if choice is None or unfit:
@@ -155,7 +170,7 @@ class CpuSpmm:
             if unfit:
                 choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
             # The pattern keeps its schedule alive, so no other schedule can get the same id.
-            pattern = Sparse(adj.indptr, adj.indices, None, adj.schedule)
+            pattern = Sparse(adj.indptr, adj.indices, None, schedule)
             found = self._products[at] = Product(pattern, width, item, summed, choice)
         return found
 
@@ -195,7 +210,9 @@ class CpuSpmm:
         plan: CpuSchedule = adj.schedule
         chosen = choice or self.choice(adj, h, out)
         if unfit := self._unfit(plan.traits, h, out, chosen):
-            raise BackendError(unfit)
+            if choice is not None or plan.like is None:
+                raise BackendError(unfit)
+            chosen = SpmmChoice(ahead=chosen.ahead)  # this batch is larger than the first
         arguments = None if epilogue is None else epilogue_args(epilogue)
         ld_sums = padded_columns(out.shape[1])
         sizes = (

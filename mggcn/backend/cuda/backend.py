@@ -110,7 +110,13 @@ class CudaBackend:
     def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
         self._device.write(array, out)
 
-    def sparse(self, indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any] | None) -> Sparse:
+    def sparse(
+        self,
+        indptr: npt.NDArray[Any],
+        indices: npt.NDArray[Any],
+        values: npt.NDArray[Any] | None,
+        like: Sparse | None = None,
+    ) -> Sparse:
         return Sparse(
             self.upload(indptr),
             self.upload(indices),

@@ -1,0 +1,60 @@
+// What the drawn in-edges of a block count (feed/values.py): for each entry e of row t
+//   value[e] = weight[place[e]] draw[e] f_t, with f_t = degree_t / (sum of the row's draw) if normalised, else 1.
+// degree_t counts the vertex's stored in-edges that may be drawn. Drawn by weight, an edge's weight is in its chance: value
+// has no weight, and degree_t is the sum of weights. An own entry (column t of row t, under self-loops) is never drawn: its
+// value is its weight, or 1 if it was inserted (place -1). No weights: all are 1.
+// Moves: T rows and E entries once, a random line of the store for each weight; drawn by weight, whole rows.
+#include "common.h"
+
+namespace {
+
+struct BlockValues {
+  const int64_t *store_indptr, *ids, *indptr, *place;
+  const int32_t *store_indices, *indices;
+  const float *weights, *draw;  // or null: all are 1
+  int64_t rows;
+  int32_t self_loops, normalised, by_weight;
+};
+
+// Number, or sum of weights, of the in-edges of vertex v that may be drawn.
+inline double degree_of(const BlockValues& b, int64_t v) {
+  const int64_t first = b.store_indptr[v], last = b.store_indptr[v + 1];
+  double degree = last - first;
+  if (b.by_weight) {
+    degree = 0;
+    for (int64_t e = first; e < last; ++e) degree += b.weights[e];
+  }
+  if (!b.self_loops) return degree;
+  int64_t low = first, high = last;  // columns ascend
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (b.store_indices[middle] < v) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  const bool loop = low < last && b.store_indices[low] == v;
+  return degree - (loop ? (b.by_weight ? b.weights[low] : 1) : 0);
+}
+
+template <class T>
+void block_values(const BlockValues& b, T* out) {
+  for (int64_t t = 0; t < b.rows; ++t) {
+    const int64_t first = b.indptr[t], last = b.indptr[t + 1];
+    double drawn = 0;
+    for (int64_t e = first; e < last; ++e)
+      if (!(b.self_loops && b.indices[e] == t)) drawn += b.draw ? b.draw[e] : 1;
+    const double factor = b.normalised && drawn > 0 ? degree_of(b, b.ids[t]) / drawn : 1;
+    for (int64_t e = first; e < last; ++e) {
+      const bool own = b.self_loops && b.indices[e] == t;
+      const double weight = b.weights && b.place[e] >= 0 && (own || !b.by_weight) ? b.weights[b.place[e]] : 1;
+      out[e] = (T)(own ? weight : weight * (b.draw ? b.draw[e] : 1) * factor);
+    }
+  }
+}
+
+}  // namespace
+
+MGGCN_EXPORT(mggcn_block_values_f32)(const BlockValues* b, float* out) { block_values(*b, out); }
+MGGCN_EXPORT(mggcn_block_values_f64)(const BlockValues* b, double* out) { block_values(*b, out); }

@@ -1,0 +1,56 @@
+"""Table [sample] of the settings: batches of training vertices, and how their neighbourhoods are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from mggcn.config.values import Range
+from mggcn.config.values import require as _require
+from mggcn.config.values import settle as _settle
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleConfig:
+    """Table [sample]: batches, whose gradient is an estimate of the whole graph's. Evaluation is always exact."""
+
+    batch: Annotated[int, Range(0)] = 0
+    """Training vertices of a step, on all ranks together; 0, or all: the whole graph is one step, and nothing is drawn."""
+    fanout: Annotated[tuple[int, ...], Range(-1)] = ()
+    """In-neighbours that are drawn of each vertex, a number for each layer, that of the layer next to the output first,
+    such as 15,10,5; -1, or all: every one."""
+    draw: Literal["uniform", "replace", "weight", "labor", "labor-one"] = "uniform"
+    """How in-neighbours are drawn. uniform: without replacement; replace: with it; weight: without replacement, by the
+    weights of edges; labor: LABOR-0 (Balin and Catalyurek 2023), a random number for each vertex, the same for all that
+    may draw it, so that fewer are drawn in all; labor-one: the same number in every layer."""
+    weights: Literal["unbiased", "mean", "block"] = "unbiased"
+    """What a drawn edge counts, beside its part of the whole graph's normalisation. unbiased: one over the chance of being
+    drawn, so that a sum over neighbours has the whole graph's as its expectation; mean: as much as makes the edges drawn of
+    a vertex count as all of its edges; block: 1, normalised by the degrees of what was drawn, as DGL's GraphConv does."""
+    drop_last: bool = False
+    """Leave out the last batch of an epoch if it is smaller than the others."""
+    plan: Literal["auto", "bound", "run"] = "auto"
+    """How many rows and edges a batch is planned to have at most. bound: what fan-outs allow; run: what some batches of the
+    first epochs have, and 5 % more: a step that has more is then cut into halves, whose gradients are added; auto: bound
+    where it takes little memory or a batch norm would see the halves, else run."""
+    ahead: Annotated[int, Range(0, 64)] = 2
+    """Batches that threads draw and gather beside the step; 0: each is drawn when it is its turn. No result changes."""
+
+    def __post_init__(self) -> None:
+        _settle(self, "sample")
+        _require(
+            0 not in self.fanout,
+            f"sample.fanout must be 1 or more for each layer, or all, got {','.join(map(str, self.fanout))}",
+        )
+        if self.batch:
+            _require(
+                bool(self.fanout),
+                f"sample.batch is {self.batch}, and sample.fanout is not set; give it a number for each layer, such as "
+                "15,10,5, or all",
+            )
+        else:
+            _require(
+                not self.fanout,
+                f"sample.fanout is {','.join(map(str, self.fanout))}, and without sample.batch the whole graph is one "
+                "step; set sample.batch, such as 1024",
+            )

@@ -1,0 +1,43 @@
+"""Planned memory into which the features of any vertices are gathered, by the thread that asks. D features."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mggcn import native
+from mggcn.backend.cpu.memory import allocate
+from mggcn.graph.csr import CSR
+from mggcn.memory.arena import BufferSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mggcn.feed.features import FeatureReader
+
+
+class GatheredRows:
+    """Features of at most spec.rows vertices, padded as rows of the arena. storage: the type of activations."""
+
+    def __init__(self, reader: FeatureReader, spec: BufferSpec, storage: torch.dtype) -> None:
+        self._rows = allocate(spec.nbytes).view(storage).as_strided((spec.rows, spec.cols), (spec.ld, 1))
+        self._index = np.empty(spec.rows, np.int32)
+        self._reader, features = reader, reader.graph.features
+        self._source: npt.NDArray[np.float32] | None = None
+        converted = reader.row_normalize or storage == torch.float64
+        if features is not None and not isinstance(features, CSR) and features.dtype == np.float32 and not converted:
+            self._source = features.array()
+
+    def gather(self, ids: npt.NDArray[np.int64]) -> Tensor:
+        """Return the features of vertices, (len(ids), D), valid until the next call. Cost: a random access for each."""
+        out, source = self._rows[: ids.size], self._source
+        if source is None:
+            return out.copy_(torch.from_numpy(self._reader.gather(ids)))
+        index = self._index[: ids.size]
+        np.copyto(index, ids, casting="unsafe")
+        kernel = native.kernel("mggcn_gather_rows_", "f32" if out.dtype == torch.float32 else "f32_bf16")
+        kernel(source.ctypes.data, source.shape[1], index.ctypes.data, out.data_ptr(), out.stride(0), *out.shape, 1)
+        return out

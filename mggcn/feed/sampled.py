@@ -1,0 +1,232 @@
+"""The feed of sampled training: seeds of a step, what is drawn around them, what that counts, and the rows that it reads.
+
+T targets, S sources, E edges of a block; D features. Batches are drawn and gathered by threads beside the step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn import native
+from mggcn.blocks.block import RowSet, Stack
+from mggcn.blocks.sampler import BatchTooLargeError, Drawn, DrawnHop, Sampler
+from mggcn.blocks.slot import Slot, SlotPlan
+from mggcn.config import SampleConfig
+from mggcn.errors import PlanError
+from mggcn.feed.batch import Batch, BlockEdges, Scales
+from mggcn.feed.gather import GatheredRows
+from mggcn.feed.seeds import Seeds
+from mggcn.graph.csr import CSR
+from mggcn.partition.rows.tiles import scales
+
+Vector = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step: its number in the run, by which draws are named, and in its epoch, and its seeds on all ranks."""
+
+    seed: int
+    number: int
+    at: int
+    seeds: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The memory of a batch on its way: what is drawn, its values and their transpose, features, scales of all rows."""
+
+    slot: Slot
+    values: tuple[Vector, ...]
+    values_t: tuple[Vector, ...]
+    features: GatheredRows
+    scales: tuple[Vector, Vector]
+
+
+class EdgeValues:
+    """What drawn edges count. real: the type of values.
+
+    corrected: whether sums over neighbours read values, which then stand for the edges that were not drawn; stored: whether
+    they read the weights of edges.
+    """
+
+    def __init__(
+        self, adj_t: CSR, sample: SampleConfig, *, self_loops: bool, corrected: bool, stored: bool, real: npt.DTypeLike
+    ) -> None:
+        self.sample, self.real = sample, real
+        self.needed: bool = stored or (corrected and sample.weights != "block")
+        """Whether edges of a batch have values at all."""
+        by_weight = sample.draw == "weight"
+        weights = adj_t.values if stored or by_weight else None
+        self._arrays = adj_t.indptr.array(), adj_t.indices.array(), None if weights is None else weights.array()
+        whole = sample.weights == "mean" or (sample.weights == "unbiased" and not sample.draw.startswith("labor"))
+        self._drawn = corrected
+        self._flags = int(self_loops), int(corrected and whole), int(by_weight)
+
+    def write(self, ids: Vector, hop: DrawnHop, out: Vector) -> None:
+        """Write the values (E,) of a hop's edges; ids (T,): its targets."""
+        indptr, indices, weights = self._arrays
+        loops, normalised, by_weight = self._flags
+        draw = hop.values if self._drawn else None
+        arguments = native.BlockValuesArgs(
+            store_indptr=indptr.ctypes.data,
+            ids=ids.ctypes.data,
+            indptr=hop.indptr.ctypes.data,
+            place=None if hop.places is None else hop.places.ctypes.data,
+            store_indices=indices.ctypes.data,
+            indices=hop.indices.ctypes.data,
+            weights=None if weights is None else weights.ctypes.data,
+            draw=None if draw is None else draw.ctypes.data,
+            rows=ids.size,
+            self_loops=loops,
+            normalised=normalised,
+            by_weight=by_weight,
+        )
+        kernel = native.kernel("mggcn_block_values_", "f64" if out.dtype == np.float64 else "f32")
+        kernel(ctypes.byref(arguments), out.ctypes.data)
+
+
+class SampledFeed:
+    """Batches of training vertices with what is drawn of their neighbourhoods, of one rank.
+
+    memory: makes that of a batch's features. ahead: batches that are made beside the step. norm (N,): S_r and S_c of the
+    whole graph. Memory: ahead + 1 batches, as planning/batches.py counts them.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        sampler: Sampler,
+        plan: SlotPlan,
+        seeds: Seeds,
+        rank: int,
+        values: EdgeValues,
+        memory: Callable[[], GatheredRows],
+        norm: Scales,
+        ahead: int,
+    ) -> None:
+        self.stack: Stack = stack
+        self.num_steps: int = seeds.num_steps
+        self._sampler, self._seeds, self._rank = sampler, seeds, rank
+        self._values, self._ahead = values, ahead
+        real = values.real
+        self._norm: Scales = norm
+        edges = [c.edges * values.needed for c in reversed(stack.capacities)]
+        most = stack.capacities[0].sources
+        self._places = [
+            _Place(
+                Slot(plan),
+                tuple(np.empty(count, real) for count in edges),
+                tuple(np.empty(count, real) for count in edges),
+                memory(),
+                (np.empty(most, real), np.empty(most, real)),
+            )
+            for _ in range(ahead + 1)
+        ]
+
+    def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from step `first` on; each is valid until the next one is asked for.
+
+        A step that is larger than was planned comes in halves of its seeds, or theirs. Raises: PlanError for a single seed
+        that is too large.
+        """
+        order, ahead = self._seeds.order(seed, number), self._ahead
+
+        def step(at: int) -> _Step:
+            return _Step(seed, number * self.num_steps + at, at, self._seeds.of_step(order, at))
+
+        def made(at: int) -> Batch | None:
+            return self._drawn(step(at), self._seeds.of_rank(step(at).seeds, self._rank))
+
+        with ThreadPoolExecutor(max(ahead, 1), "mggcn-feed") as threads:
+            waiting: deque[Future[Batch | None]] = deque()
+            try:
+                for at in range(first, self.num_steps):
+                    for further in range(at + len(waiting), min(at + ahead + 1, self.num_steps) if ahead else at):
+                        waiting.append(threads.submit(made, further))
+                    batch = waiting.popleft().result() if ahead else made(at)
+                    if batch is None:
+                        yield from self._halves(step(at), self._seeds.of_rank(step(at).seeds, self._rank), last=True)
+                    else:
+                        yield batch
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _halves(self, step: _Step, seeds: Vector, *, last: bool) -> Iterator[Batch]:
+        """Yield the parts of a step whose seeds on this rank are too many for what was planned."""
+        if seeds.size < 2:
+            raise PlanError(
+                f"the neighbourhood of vertex {seeds[0]} alone is larger than a batch was planned to be; set smaller "
+                "fan-outs or sample.plan = bound"
+            )
+        middle = seeds.size // 2
+        for part, ends in ((seeds[:middle], False), (seeds[middle:], last)):
+            batch = self._drawn(step, part)
+            if batch is None:
+                yield from self._halves(step, part, last=ends)
+            else:
+                yield dataclasses.replace(batch, last=ends)
+
+    def _drawn(self, step: _Step, seeds: Vector) -> Batch | None:
+        """Draw and gather the batch of some seeds in the place that this step alone uses; None if it is too large."""
+        place = self._places[step.at % len(self._places)]
+        try:
+            drawn = self._sampler.draw(place.slot, seeds, step.seed, step.number % 2**32)
+        except BatchTooLargeError:
+            return None
+        edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
+        rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
+        features = place.features.gather(drawn.ids)
+        return Batch(rows, edges, step.seeds, features, self._scales(rows, edges, drawn, place))
+
+    @property
+    def _row_sets(self) -> list[RowSet]:
+        """The row sets, that of the seeds first."""
+        return [*(block.targets for block in reversed(self.stack.blocks)), self.stack.blocks[0].sources]
+
+    def _edges(self, drawn: Drawn, number: int, place: _Place) -> BlockEdges:
+        hop, back = drawn.hops[number], None
+        values = place.values[number][: hop.indices.size] if self._values.needed else None
+        if values is not None:
+            self._values.write(drawn.ids[: drawn.sizes[number]], hop, values)
+        if hop.transposed is not None:
+            indptr_t, indices_t, order = hop.transposed
+            values_t = None
+            if values is not None:
+                values_t = np.take(values, order, out=place.values_t[number][: order.size], mode="clip")
+            back = BlockEdges(indptr_t, indices_t, values_t)
+        return BlockEdges(hop.indptr, hop.indices, values, back)
+
+    def _scales(self, rows: dict[RowSet, Vector], edges: Any, drawn: Drawn, place: _Place) -> dict[RowSet, Scales]:
+        """Return S_r and S_c of every row set: of the whole graph, or of the degrees in the batch."""
+        if self._values.sample.weights == "block" and self._norm[0] is not None:
+            return {name: self._of_block(name, edges, ids.size) for name, ids in rows.items()}
+        both = [
+            None if norm is None else np.take(norm, drawn.ids, out=out[: drawn.ids.size], mode="clip")
+            for norm, out in zip(self._norm, place.scales, strict=True)
+        ]
+        return {
+            name: (
+                None if both[0] is None else both[0][: ids.size],
+                None if both[1] is None else both[1][: ids.size],
+            )
+            for name, ids in rows.items()
+        }
+
+    def _of_block(self, name: RowSet, edges: Any, size: int) -> Scales:
+        """S_r by the in-degrees of a block's targets, S_c by the out-degrees of its sources."""
+        norm, ones = "mean" if self._norm[1] is None else "symmetric", np.ones(size)
+        into = next((np.diff(e.indptr) for block, e in edges.items() if block.targets == name), ones)
+        out_of = next((np.diff(e.transposed.indptr) for block, e in edges.items() if block.sources == name), ones)
+        row, col = scales(into.astype(np.float64), norm)[0], scales(out_of.astype(np.float64), norm)[1]
+        return row.astype(self._values.real), None if col is None else col.astype(self._values.real)

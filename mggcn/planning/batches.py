@@ -1,0 +1,75 @@
+"""What a run on batches adds to a plan: the blocks of a step, and the memory of batches on their way. Needs no torch."""
+
+from __future__ import annotations
+
+from mggcn.blocks.block import Stack
+from mggcn.blocks.capacities import hops_of
+from mggcn.blocks.draws import By, Draws, bounds
+from mggcn.blocks.slot import SlotPlan
+from mggcn.config import Config
+from mggcn.memory.arena import ITEM_BYTES, BufferSpec
+from mggcn.memory.device import REAL, STORAGE
+from mggcn.memory.units import human
+from mggcn.planning.shape import GraphShape
+
+
+def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int) -> list[str]:
+    """Describe the batches of an epoch: what each hop has at most on a rank, and what batches on their way take."""
+    sample, inputs = config.sample, stack.capacities[0].sources
+    redundancy = steps * config.run.ranks * inputs / shape.num_vertices
+    lines = [
+        f"batches of {min(sample.batch, shape.num_training or sample.batch):,} training vertices on all ranks, "
+        f"{steps:,} step{'s' * (steps > 1)} an epoch; a rank has at most"
+    ]
+    for block, size, fanout in zip(reversed(stack.blocks), reversed(stack.capacities), sample.fanout, strict=True):
+        drawn = "all in-neighbours" if fanout < 0 else f"{fanout} in-neighbours a row"
+        lines.append(
+            f"  {block.name}: {size.targets:,} rows from {size.sources:,}, {size.edges:,} edges ({drawn}, {sample.draw})"
+        )
+    return [
+        *lines,
+        f"  {sample.ahead + 1} batches on their way take {human(feed_bytes(config, shape, stack))}; an epoch gathers at "
+        f"most {redundancy:.1f} times the graph's features",
+    ]
+
+
+def stack_of(config: Config, shape: GraphShape) -> Stack | None:
+    """Return the blocks of a step with their bounds on every rank; None: a step is the whole graph."""
+    sample = config.sample
+    if not sample.batch:
+        return None
+    seeds = min(sample.batch, shape.num_training or shape.num_vertices)
+    capacities = bounds(
+        -(-seeds // config.run.ranks),
+        draws_of(config),
+        num_vertices=shape.num_vertices,
+        num_edges=shape.num_edges,
+        self_loops=config.model.self_loops,
+    )
+    return hops_of(capacities)
+
+
+def draws_of(config: Config) -> Draws:
+    """Return how a run draws in-neighbours."""
+    sample = config.sample
+    by: By = "uniform" if sample.draw == "replace" else sample.draw
+    return Draws(fanouts=sample.fanout, by=by, replace=sample.draw == "replace")
+
+
+def slot_plan(config: Config, shape: GraphShape, stack: Stack) -> SlotPlan:
+    """Return what the memory of a drawn batch depends on."""
+    return SlotPlan(
+        draws=draws_of(config),
+        capacities=tuple(reversed(stack.capacities)),
+        num_vertices=shape.num_vertices,
+        places=shape.weighted,
+    )
+
+
+def feed_bytes(config: Config, shape: GraphShape, stack: Stack) -> int:
+    """Return the bytes of the batches on their way on one rank: what is drawn, what it counts, and features."""
+    real, inputs = ITEM_BYTES[REAL[config.run.precision]], stack.capacities[0].sources
+    features = BufferSpec("", inputs, shape.num_features, STORAGE[config.run.precision]).nbytes
+    values = 2 * real * sum(size.edges for size in stack.capacities)
+    one = slot_plan(config, shape, stack).nbytes + values + features + (4 + 2 * real) * inputs
+    return (config.sample.ahead + 1) * one
