@@ -16,7 +16,7 @@ from typing import Any
 
 from mggcn.cli.answer import add_json
 from mggcn.config import PARTS, TABLES, Config, from_tables, parse_value
-from mggcn.config.files import Setting, described, from_toml, setting_name, to_tables, with_settings
+from mggcn.config.files import Setting, by_table, described, from_toml, setting_name, to_tables, with_settings
 from mggcn.config.values import DEBUG, fields_of, parse_count
 
 # Flag -> (table, key, help).
@@ -148,22 +148,20 @@ def whole(text: str) -> int:
 whole.__name__ = "whole number"  # argparse names the type in its message
 
 
+def _flagged() -> list[tuple[str, str]]:
+    """The settings that have a flag, as table and key."""
+    return [*((table, key) for table, key, _ in FLAGS.values()), ("run", "timeline")]
+
+
 def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> Config:
     """Return the configuration that the flags describe, over `base`. Raises: ConfigError."""
     config = (base or Config()) if arguments.config is None else from_toml(arguments.config, base)
     config = with_settings(config, arguments.set)
-    tables: dict[str, dict[str, Any]] = {}
-    if arguments.setting_timeline:
-        tables["run"] = {"timeline": True}
-    for table, key, _ in FLAGS.values():
-        value = getattr(arguments, f"setting_{key}")
-        if value is not None:
-            tables.setdefault(table, {})[key] = value
-    return from_tables(tables, config)
+    flags = {f"{table}.{key}": getattr(arguments, f"setting_{key}") for table, key in _flagged()}
+    return from_tables(by_table({name: value for name, value in flags.items() if value is not None}), config)
 
 
 def given_settings(arguments: argparse.Namespace) -> set[str]:
     """Return the settings that --set and flags name, as table.key."""
-    flags = [(table, key) for table, key, _ in FLAGS.values()] + [("run", "timeline")]
-    named = {f"{table}.{key}" for table, key in flags if getattr(arguments, f"setting_{key}") is not None}
+    named = {f"{table}.{key}" for table, key in _flagged() if getattr(arguments, f"setting_{key}") is not None}
     return named | {setting_name(text.partition("=")[0].strip()) for text in arguments.set}

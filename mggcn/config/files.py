@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mggcn.config import PARTS, Config, ModelConfig, from_tables
 from mggcn.config.model import ignored_settings
@@ -20,24 +20,40 @@ from mggcn.config.values import DEBUG, DROPPED, RENAMED, fields_of, setting, typ
 from mggcn.errors import ConfigError, did_you_mean
 from mggcn.files import read_toml, reason
 
+T = TypeVar("T")
+
 
 def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
     """Read a TOML file over `base`. Raises: ConfigError if it is missing, not TOML or holds an unknown setting.
 
     saved: whether a run saved the file, perhaps with an earlier version, whose names are then translated.
     """
-    try:
-        tables = read_toml(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {reason(error)}; name a TOML file") from error
-    except ValueError as error:  # of the TOML, of its encoding, or of the path
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    tables = read_tables(path, "configuration")
     try:
         if saved:
             tables = as_saved(tables)
         return from_tables(tables, base)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def read_tables(path: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file. what: it holds. Raises: ConfigError if it is missing or not TOML."""
+    try:
+        return read_toml(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} {path}: {reason(error)}; name a TOML file") from error
+    except ValueError as error:  # of the TOML, of its encoding, or of the path
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def by_table(settings: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Return values by table.key as tables of them."""
+    tables: dict[str, dict[str, T]] = {}
+    for name, value in settings.items():
+        table, _, key = name.partition(".")
+        tables.setdefault(table, {})[key] = value
+    return tables
 
 
 def as_saved(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,11 +134,7 @@ def with_named(config: Config, settings: Mapping[str, Any]) -> Config:
 
     Raises: ConfigError for an unknown setting (the known ones are listed) or a value that does not fit.
     """
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        table, _, name = setting_name(key).partition(".")
-        tables.setdefault(table, {})[name] = value
-    return from_tables(tables, config)
+    return from_tables(by_table({setting_name(key): value for key, value in settings.items()}), config)
 
 
 def setting_name(key: str) -> str:

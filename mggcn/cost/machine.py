@@ -18,7 +18,8 @@ from typing import Final, Literal, get_args
 from mggcn.backend.cpu.figures import ITEMS, Figures, MeasuredGather
 from mggcn.backend.gather_rates import CacheRates, Gather
 from mggcn.comm.nccl_memory import NcclMeasured, NcclSizes
-from mggcn.cost.toml_fields import Fields, read_toml
+from mggcn.config.files import read_tables
+from mggcn.cost.toml_fields import Fields
 from mggcn.errors import ConfigError
 
 MACHINES: Final = Path(__file__).with_name("machines")
@@ -171,7 +172,7 @@ class Machine:
 
 def read_machine(path: Path) -> Machine:
     """Read a machine's file. Raises: ConfigError that names the file and the key that is unknown, missing or wrong."""
-    top = Fields(read_toml(path), f"{path}")
+    top = Fields(read_tables(path, "machine"), f"{path}")
     device = top.table("device")
     machine = Machine(
         name=top.text("name"),

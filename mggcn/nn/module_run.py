@@ -25,7 +25,7 @@ from torch.nn import Module
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.rank import torchrun_env
 from mggcn.config import PARTS, Config, from_tables
-from mggcn.config.files import setting_name, to_tables
+from mggcn.config.files import by_table, setting_name, to_tables
 from mggcn.config.values import setting
 from mggcn.errors import ConfigError, RunError
 from mggcn.files import write_text
@@ -81,11 +81,7 @@ def recipe_of(
             raise ConfigError(
                 f"{part}= takes the place of {', '.join(odd)}; leave {'it' if len(odd) == 1 else 'them'} out"
             )
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in named.items():
-        table, _, name = key.partition(".")
-        tables.setdefault(table, {})[name] = value
-    config = _resolved(from_tables(tables, config), graph)
+    config = _resolved(from_tables(by_table(named), config), graph)
     return _checked(
         Recipe(module=module, config=config, sharing=_sharing(config, sharing), task=graph.task, **parts), graph
     )

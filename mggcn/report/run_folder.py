@@ -5,7 +5,8 @@ config.toml, history.jsonl and plan.json must be there. result.json is written l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +74,8 @@ def read_run(run: Path) -> RunRecord:
         raise RunError(
             f"{run} is not a complete run folder: {', '.join(absent)} missing; expected {', '.join(_NEEDED)}"
         )
-    config = _read_toml(run / "config.toml")
+    with _reading(run / "config.toml", "TOML"):
+        config = read_toml(run / "config.toml")
     if not isinstance(config.get("train", {}), Mapping):
         raise RunError(f"{run / 'config.toml'}: train must be a table such as [train]")
     interrupted = not (run / "result.json").exists()
@@ -127,29 +129,20 @@ def _interruption(run: Path, config: Json, runs: dict[int, list[Json]]) -> str:
     )
 
 
-def _read_text(path: Path) -> str:
+@contextlib.contextmanager
+def _reading(path: Path, form: str) -> Iterator[None]:
+    """Have an error name the file, and what it should hold."""
     try:
-        return read_text(path, LARGEST_HISTORY)
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path}: {reason(error)}") from error
-
-
-def _read_toml(path: Path) -> Json:
-    try:
-        return read_toml(path)
+        yield
     except OSError as error:
         raise RunError(f"cannot read {path}: {reason(error)}") from error
     except ValueError as error:
-        raise RunError(f"{path} is not valid TOML: {error}") from error
+        raise RunError(f"{path} is not valid {form}: {error}; was the run cut off while writing it?") from error
 
 
 def _read_json(path: Path) -> Json:
-    try:
+    with _reading(path, "JSON"):
         return read_object(path)
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {reason(error)}") from error
-    except ValueError as error:
-        raise RunError(f"{path} is not valid JSON: {error}; was the run cut off while writing it?") from error
 
 
 def _require(value: Any, keys: tuple[str, ...], where: str) -> None:
@@ -165,7 +158,9 @@ def _require(value: Any, keys: tuple[str, ...], where: str) -> None:
 def _read_history(path: Path, interrupted: bool) -> tuple[dict[int, list[Json]], bool]:
     """Read the epochs by run; the last line of an interrupted run may be torn, later lines replace earlier ones."""
     runs: dict[int, dict[int, Json]] = {}
-    lines = [(number, line) for number, line in enumerate(_read_text(path).splitlines(), start=1) if line.strip()]
+    with _reading(path, "text"):
+        text = read_text(path, LARGEST_HISTORY)
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     torn = False
     for number, line in lines:
         try:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.config import TABLES, Config, from_tables, parse_value
-from mggcn.config.files import setting_name
+from mggcn.config.files import by_table, read_tables, setting_name
 from mggcn.errors import ConfigError, did_you_mean
-from mggcn.files import read_toml, reason
 from mggcn.runs.sweep_study import Settings, drawn
 
 MAX_TRIALS = 100_000
@@ -125,12 +124,8 @@ class Space:
 
 def with_trial(base: Config, settings: Settings) -> Config:
     """Return the configuration of a trial. Raises: ConfigError, which names the trial."""
-    tables: dict[str, Settings] = {}
-    for name, value in settings.items():
-        table, _, key = name.partition(".")
-        tables.setdefault(table, {})[key] = value
     with naming_trial(settings):
-        return from_tables(tables, base)
+        return from_tables(by_table(settings), base)
 
 
 @contextlib.contextmanager
@@ -158,12 +153,7 @@ def read_space(path: Path) -> tuple[Space, Config]:
 
     Raises: ConfigError if it is missing, not TOML, or holds anything else.
     """
-    try:
-        tables = read_toml(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read the sweep {path}: {reason(error)}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    tables = read_tables(path, "sweep")
     grid, options = tables.pop("grid", {}), tables.pop("sweep", {})
     for name, table in (("grid", grid), ("sweep", options)):
         if not isinstance(table, dict):
