@@ -35,9 +35,6 @@ class Rows(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]: ...
 
-    @property
-    def nbytes(self) -> int: ...
-
     def read(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) as a fresh, contiguous array that the caller may change."""
         ...
@@ -60,10 +57,6 @@ class ArrayRows:
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.data.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
 
     def read(self, start: int, stop: int) -> Array:
         return np.array(self.data[start:stop], order="C")

@@ -105,10 +105,6 @@ class RowIds:
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.int64)
 
-    @property
-    def nbytes(self) -> int:
-        return 8 * self.shape[0]
-
     def read(self, start: int, stop: int) -> Array:
         first, last, _ = slice(start, stop).indices(self.shape[0])
         low = int(np.searchsorted(self.indptr, first, side="right")) - 1
@@ -135,40 +131,8 @@ class ColumnOf:
     def dtype(self) -> np.dtype[Any]:
         return self.table.dtype
 
-    @property
-    def nbytes(self) -> int:
-        return self.shape[0] * self.dtype.itemsize
-
     def read(self, start: int, stop: int) -> Array:
         return np.ascontiguousarray(self.table.read(start, stop)[:, self.number])
 
     def array(self) -> Array:
         return self.read(0, self.shape[0])
-
-
-@dataclass(frozen=True, slots=True)
-class PartOf:
-    """Entries [first, first + count) of a vector."""
-
-    rows: Rows
-    first: int
-    count: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.count,)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.rows.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.dtype.itemsize
-
-    def read(self, start: int, stop: int) -> Array:
-        first, last, _ = slice(start, stop).indices(self.count)
-        return self.rows.read(self.first + first, self.first + max(first, last))
-
-    def array(self) -> Array:
-        return self.rows.array()[self.first : self.first + self.count]

@@ -60,10 +60,6 @@ class FileRows:
             path, (1, *shape) if one_row and len(shape) == 1 else shape, dtype, offset, checked=checked, opened=opened
         )
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def _open(self) -> FileIO:
         """Open the file unbuffered: large reads go straight into the array. Raises: StoreError if it is another one now."""
         return NamedFile(self.path) if self.opened is None else open_again(self.path, self.opened)
@@ -73,7 +69,8 @@ class FileRows:
         out = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)
         if out.nbytes == 0:
             return out
-        view, begin = out.reshape(-1).view(np.uint8).data, self.offset + first * (self.nbytes // self.shape[0])
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        view, begin = out.reshape(-1).view(np.uint8).data, self.offset + first * row_bytes
         with self._open() as file:
             if self.checked is None:
                 read_exactly(file, begin, view, self.path)

@@ -35,10 +35,6 @@ class JoinedRows:
     def dtype(self) -> np.dtype[Any]:
         return np.result_type(*(part.dtype for part in self.parts))
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
-
     def read(self, start: int, stop: int) -> Array:
         first, last, _ = slice(start, stop).indices(self.shape[0])
         out = np.empty((max(0, last - first), *self.shape[1:]), self.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -45,14 +46,14 @@ def graph_arrays(graph: Graph) -> dict[str, Rows]:
 
 def npy_nbytes(rows: Rows) -> int:
     """Return the size in bytes of the array as an `.npy` file."""
-    return len(_npy_header(rows)) + rows.nbytes
+    return len(_npy_header(rows)) + math.prod(rows.shape) * rows.dtype.itemsize
 
 
 def npy_chunks(rows: Rows) -> Iterator[bytes]:
     """Yield the array as an `.npy` file, in pieces of about 16 MiB (one row at least)."""
     yield _npy_header(rows)
-    if rows.nbytes:
-        step = max(1, CHUNK_BYTES // (rows.nbytes // rows.shape[0]))
+    if row_bytes := math.prod(rows.shape[1:]) * rows.dtype.itemsize:
+        step = max(1, CHUNK_BYTES // row_bytes)
         for start in range(0, rows.shape[0], step):
             yield rows.read(start, start + step).tobytes()
 

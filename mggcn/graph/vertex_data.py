@@ -5,7 +5,6 @@ Shapes: N vertices, D features, S splits. Content is checked afterwards, by `che
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -196,10 +195,6 @@ class MappedRows:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.rows.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
 
     def read(self, start: int, stop: int) -> Array:
         return self.change(self.rows.read(start, stop))

@@ -17,7 +17,7 @@ def test_reads_what_numpy_saved(tmp_path: Path, shape: tuple[int, ...], dtype: t
     array = np.random.default_rng(17).integers(0, 2, shape).astype(dtype)
     np.save(tmp_path / "a.npy", array)
     rows = FileRows.open(tmp_path / "a.npy")
-    assert (rows.shape, rows.dtype, rows.nbytes) == (array.shape, array.dtype, array.nbytes)
+    assert (rows.shape, rows.dtype) == (array.shape, array.dtype)
     np.testing.assert_array_equal(rows.array(), array)
     for start, stop in [(0, shape[0]), (1, 3), (2, 2), (5, 99), (4, 2)]:
         part = rows.read(start, stop)

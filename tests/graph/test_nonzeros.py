@@ -67,13 +67,7 @@ def test_a_sample_that_misleads_changes_nothing() -> None:
 
     class Counted:
         def __init__(self, data: np.ndarray) -> None:
-            self.data, self.shape, self.dtype, self.nbytes, self.read_rows = (
-                data,
-                data.shape,
-                data.dtype,
-                data.nbytes,
-                0,
-            )
+            self.data, self.shape, self.dtype, self.read_rows = data, data.shape, data.dtype, 0
 
         def read(self, start: int, stop: int) -> np.ndarray:
             self.read_rows += stop - start

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mggcn.errors import GraphError
-from mggcn.graph.edges import ColumnOf, Edges, PartOf
+from mggcn.graph.edges import ColumnOf, Edges
 from mggcn.graph.file_rows import FileRows
 
 RAW: dict[str, np.dtype[Any]] = {".i32": np.dtype("<i4"), ".i64": np.dtype("<i8")}
@@ -35,8 +35,8 @@ def read_npy(path: Path) -> Edges:
 def edges_of_rows(table: FileRows) -> Edges:
     """Return the edges of a file of integers [2, E], row 0 sources."""
     count = table.shape[1]
-    whole = replace(table, shape=(2 * count,))
-    return Edges(PartOf(whole, 0, count), PartOf(whole, count, count))
+    sources = replace(table, shape=(count,))
+    return Edges(sources, replace(sources, offset=table.offset + count * table.dtype.itemsize))
 
 
 def read_raw(path: Path) -> Edges:
