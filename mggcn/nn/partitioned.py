@@ -6,11 +6,13 @@ N vertices, P ranks, V rows of this rank, D width. All ranks must call the metho
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -20,11 +22,12 @@ from mggcn.assemble.rank import gpu_of_rank
 from mggcn.backend.cuda.base import Device
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, GraphError
+from mggcn.feed.features import FeatureReader
 from mggcn.graph.check import refuse_summed
+from mggcn.graph.vertex_data import to_numpy
 from mggcn.nn.devices import rank_backend
 from mggcn.nn.rank_aggregation import PANEL, RankAggregation
-from mggcn.nn.rows import VertexRows
 from mggcn.nn.sharing import Shared
 from mggcn.train.threads import Cores, ThreadChoice
 
@@ -60,19 +63,21 @@ class PartitionedGraph:
         )
         """Chooses, step by step, how many threads aggregations take; None: as many as were set."""
         self._comm = comm
-        self._num_vertices = graph.num_vertices
-        self._num_relations = graph.num_relations
         self._graph = graph
-        self._rows = VertexRows(graph, shared.partition, comm.rank, self._backend)
-        self._features: Tensor | None = None
+        self._partition = shared.partition
+        self._host_ids = shared.partition.local_index(comm.rank).owned(comm.rank)
+        mine = shared.partition.owned(comm.rank)
+        self.ids: Tensor = self._backend.upload(self._host_ids)
+        """Original id of each row, int64 (V,)."""
+        self.owned: Tensor = self._backend.upload(np.ones(self._host_ids.size, np.bool_) if mine is None else mine)
+        """Rows that count in losses and scores, bool (V,): every vertex is owned by one rank."""
+        self.has_copies: bool = mine is not None
+        """Whether a vertex may have rows on several ranks: under a vertex cut."""
         self.aggregation: RankAggregation = RankAggregation(shared, self._backend, comm)
         """The aggregation of rows, which `mggcn.nn.aggregate` calls."""
         self.clock: Tensor = torch.tensor([shared.sharing.seed, 0], dtype=torch.int64, device=self.device)
         """Seed and epoch of masks, int64 (2,), which `start_epoch` sets."""
         self._sites = 0
-        self._owned_counts: Tensor | None = None
-        self.has_copies: bool = shared.partition.owned(comm.rank) is not None
-        """Whether a vertex may have rows on several ranks: under a vertex cut."""
 
     @property
     def rank(self) -> int:
@@ -87,12 +92,12 @@ class PartitionedGraph:
     @property
     def num_vertices(self) -> int:
         """Number of vertices of the whole graph, N."""
-        return self._num_vertices
+        return self._graph.num_vertices
 
     @property
     def num_relations(self) -> int:
         """Number of relations, R; 0 if edges have no types."""
-        return self._num_relations
+        return self._graph.num_relations
 
     @property
     def counts_edges(self) -> bool:
@@ -107,7 +112,7 @@ class PartitionedGraph:
     @property
     def num_rows(self) -> int:
         """Number of this rank's rows, V, copies of other ranks' vertices included."""
-        return self._rows.count
+        return int(self._host_ids.size)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,28 +122,22 @@ class PartitionedGraph:
     @property
     def device(self) -> torch.device:
         """Device of this rank's rows."""
-        return self._rows.ids.device
+        return self.ids.device
 
-    @property
-    def ids(self) -> Tensor:
-        """Original id of each row, int64 (V,)."""
-        return self._rows.ids
-
-    @property
-    def owned(self) -> Tensor:
-        """Rows that count in losses and scores, bool (V,): every vertex is owned by one rank."""
-        return self._rows.owned
-
-    @property
+    @functools.cached_property
     def features(self) -> Tensor:
-        """Features of this rank's rows, dense (V, D); read on first use.
+        """Features of this rank's rows in the graph's type, dense (V, D); read on first use.
+
+        Cost: one sweep over the features.
 
         Raises:
             GraphError: The graph has no features.
         """
-        if self._features is None:
-            self._features = self._rows.features()
-        return self._features
+        reader = FeatureReader(self._graph, self._partition.local_index(self.rank), self.rank, row_normalize=False)
+        dense = torch.zeros(self.num_rows, reader.num_features, dtype=self.dtype, device=self.device)
+        for local, block in reader.dense():
+            dense[self._backend.upload(local).long()] = self._backend.upload(block).to(dense.dtype)
+        return dense
 
     def labels(self) -> Tensor:
         """Return the classes of this rank's rows, int64 (V,), -1 for unlabelled.
@@ -146,20 +145,28 @@ class PartitionedGraph:
         Raises:
             GraphError: The graph has no labels.
         """
-        return self._rows.labels()
+        if self._graph.labels is None:
+            raise GraphError(f"{self._graph.name} has no labels; add some when you prepare it, or take(your labels)")
+        return self.take(self._graph.labels.array())
 
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the graph's splits."""
-        return self._rows.splits
+        return tuple(self._graph.splits)
 
     def split(self, name: str, number: int = 0) -> Tensor:
-        """Return which owned rows belong to a split such as "train", bool (V,).
+        """Return which owned rows belong to a split such as "train", bool (V,), False for copies.
 
         Raises:
             GraphError: The graph has no such split.
         """
-        return self._rows.split(name, number)
+        if name not in self._graph.splits:
+            known = ", ".join(self._graph.splits) or "none"
+            raise GraphError(f"{self._graph.name} has no split {name!r}; it has {known}, or take(your mask)")
+        rows = self._graph.splits[name]
+        if not 0 <= number < rows.shape[0]:
+            raise GraphError(f"split {name!r} of {self._graph.name} has numbers 0 to {rows.shape[0] - 1}, got {number}")
+        return self.take(rows.array()[number]) & self.owned
 
     def take(self, values: Any) -> Tensor:
         """Return this rank's rows (V, ...) of an array or tensor (N, ...) in original order.
@@ -167,7 +174,13 @@ class PartitionedGraph:
         Raises:
             GraphError: It does not have N rows.
         """
-        return self._rows.take(values)
+        array = values if isinstance(values, np.ndarray) else np.asarray(to_numpy(values))
+        if array.ndim == 0 or array.shape[0] != self.num_vertices:
+            raise GraphError(
+                f"expected one row for each of {self.num_vertices} vertices, got shape {array.shape}; "
+                "take() expects values of the whole graph in its own order"
+            )
+        return self._backend.upload(np.ascontiguousarray(array[self._host_ids]))
 
     def start_epoch(self, epoch: int, seed: int | None = None) -> None:
         """Begin an epoch, from 0: `dropout` and attention's draw new masks. Every rank calls it, with the same numbers.
@@ -184,14 +197,12 @@ class PartitionedGraph:
         self._sites += 1
         return self._sites
 
-    @property
+    @functools.cached_property
     def owned_counts(self) -> Tensor:
         """How many vertices each rank owns, float64 (P,). Collective on first use."""
-        if self._owned_counts is None:
-            counts = torch.zeros(self.num_ranks, dtype=torch.float64, device=self.device)
-            counts[self.rank] = self.owned.sum()
-            self._owned_counts = self.sum_over_ranks(counts)
-        return self._owned_counts
+        counts = torch.zeros(self.num_ranks, dtype=torch.float64, device=self.device)
+        counts[self.rank] = self.owned.sum()
+        return self.sum_over_ranks(counts)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Replace a contiguous tensor by its sum over ranks, and return it. Collective; without a gradient."""
@@ -216,7 +227,7 @@ class PartitionedGraph:
         Cost: memory for N rows on every rank, and as many bytes sent.
         """
         self._backend.activate()
-        every = rows.new_zeros((self._num_vertices, *rows.shape[1:]))
+        every = rows.new_zeros((self.num_vertices, *rows.shape[1:]))
         every[self.ids[self.owned]] = rows.detach()[self.owned]
         self._comm.all_reduce(every).wait()
         return every
