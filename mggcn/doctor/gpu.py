@@ -199,12 +199,12 @@ def gathers(cupy: Any, device: str) -> bool:
 
     from mggcn.backend.cuda.compile import load_kernels
     from mggcn.backend.cuda.kernels import Kernels
-    from mggcn.backend.cuda.rows import gather_rows
+    from mggcn.backend.cuda.rows import move_rows
 
     source = torch.arange(96, dtype=torch.float32, device=device).view(12, 8)
     index = torch.tensor([7, 0, 11], dtype=torch.int32, device=device)
     out = torch.zeros(3, 8, device=device)
-    gather_rows(Kernels(functools.partial(load_kernels, cupy), torch.float32), source, index, out)
+    move_rows(Kernels(functools.partial(load_kernels, cupy), torch.float32), "gather_rows", source, index, out)
     return torch.equal(out, source[index.long()])
 
 

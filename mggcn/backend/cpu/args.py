@@ -20,6 +20,11 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def strided(matrix: Tensor | None) -> tuple[int | None, int]:
+    """Return address and leading dimension; nothing and 0 for None."""
+    return (None, 0) if matrix is None else (matrix.data_ptr(), matrix.stride(0))
+
+
 def dropout_args(dropout: Dropout | None) -> native.DropoutArgs:
     if dropout is None:
         return native.DropoutArgs(0, 0, 0, 0, 1.0)

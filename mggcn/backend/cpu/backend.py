@@ -17,7 +17,7 @@ from torch import Tensor
 from mggcn import native
 from mggcn.backend.base import ENTRY_LOSSES, Dropout, EntryLoss, Epilogue, Gradient, LossTarget, Sparse
 from mggcn.backend.blocked import product_grad_by_blocks
-from mggcn.backend.cpu.args import address, dropout_args, epilogue_args, kind_of
+from mggcn.backend.cpu.args import NAMES, address, dropout_args, epilogue_args, kind_of, strided
 from mggcn.backend.cpu.edges import CpuEdges
 from mggcn.backend.cpu.epoch_end import CpuEpochEnd
 from mggcn.backend.cpu.figures import ASSUMED, DenseShape, Figures
@@ -91,7 +91,7 @@ class CpuBackend:
         return self._workspace.nbytes
 
     def _run(self, name: str, dtype: torch.dtype, *args: Any, result: torch.dtype | None = None) -> None:
-        native.kernel(name, kind_of(dtype, result or dtype), self._isa)(*args)
+        native.kernel(name, kind_of(dtype, result or dtype), self._isa)(*args, self.team.running)
 
     def activate(self) -> None:
         return
@@ -143,22 +143,8 @@ class CpuBackend:
             self.finish(out, out, epilogue, first_row)
 
     def finish(self, z: Tensor, out: Tensor, epilogue: Epilogue, first_row: int = 0) -> None:
-        args = ctypes.byref(epilogue_args(epilogue))
-        rows, cols = out.shape
-        self._run(
-            "mggcn_finish_",
-            z.dtype,
-            address(z),
-            z.stride(0),
-            address(out),
-            out.stride(0),
-            rows,
-            cols,
-            first_row,
-            args,
-            self.team.running,
-            result=out.dtype,
-        )
+        args = (*strided(z), *strided(out), *out.shape, first_row, ctypes.byref(epilogue_args(epilogue)))
+        self._run("mggcn_finish_", z.dtype, *args, result=out.dtype)
 
     def activation_grad(
         self, g: Tensor, h: Tensor, gradient: Gradient, first_row: int = 0, out: Tensor | None = None
@@ -169,21 +155,16 @@ class CpuBackend:
         self._run(
             "mggcn_activation_grad_",
             self._dtype,
-            address(g),
-            g.stride(0),
-            address(h),
-            h.stride(0),
-            address(to),
-            to.stride(0),
-            h.shape[0],
-            h.shape[1],
+            *strided(g),
+            *strided(h),
+            *strided(to),
+            *h.shape,
             first_row,
             int(gradient.masked),
             gradient.keep_scale,
             address(gradient.h_scale),
             address(gradient.out_scale),
             address(gradient.partials),
-            self.team.running,
             result=to.dtype,
         )
 
@@ -198,29 +179,14 @@ class CpuBackend:
             product_grad_by_blocks(self, a, b, h, block, gradient, out)
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
-        self._run("mggcn_sum_partials_", self._real, address(partials), address(out), out.shape[0])
+        run = native.kernel("mggcn_sum_partials_", NAMES[self._real], self._isa)
+        run(address(partials), address(out), out.shape[0])
 
     def softmax_xent(
         self, z: Tensor, target: LossTarget, row_scale: Tensor | None, loss: Tensor, partials: Tensor | None
     ) -> None:
-        _begin(partials)
-        self._run(
-            "mggcn_softmax_xent_",
-            self._dtype,
-            address(z),
-            z.stride(0),
-            z.shape[0],
-            z.shape[1],
-            address(target.labels),
-            address(target.mask),
-            target.inv_count,
-            address(target.weights),
-            target.smoothing,
-            address(row_scale),
-            address(loss),
-            address(partials),
-            self.team.running,
-        )
+        options = (address(target.weights), target.smoothing)
+        self._loss("mggcn_softmax_xent_", z, target, options, row_scale, loss, partials)
 
     def entry_loss(
         self,
@@ -231,22 +197,22 @@ class CpuBackend:
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
+        self._loss("mggcn_entry_loss_", z, target, (ENTRY_LOSSES.index(kind),), row_scale, loss, partials)
+
+    def _loss(
+        self,
+        name: str,
+        z: Tensor,
+        target: LossTarget,
+        options: tuple[float | None, ...],
+        row_scale: Tensor | None,
+        loss: Tensor,
+        partials: Tensor | None,
+    ) -> None:
         _begin(partials)
-        self._run(
-            "mggcn_entry_loss_",
-            self._dtype,
-            address(z),
-            z.stride(0),
-            *z.shape,
-            address(target.labels),
-            address(target.mask),
-            target.inv_count,
-            ENTRY_LOSSES.index(kind),
-            address(row_scale),
-            address(loss),
-            address(partials),
-            self.team.running,
-        )
+        of_rows = (*strided(z), *z.shape, address(target.labels), address(target.mask), target.inv_count)
+        sums = (address(row_scale), address(loss), address(partials))
+        self._run(name, self._dtype, *of_rows, *options, *sums)
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         self._count("mggcn_confusion_", z, labels, mask, counts)
@@ -255,17 +221,7 @@ class CpuBackend:
         self._count("mggcn_entry_counts_", z, labels, mask, counts)
 
     def _count(self, kernel: str, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        self._run(
-            kernel,
-            self._dtype,
-            address(z),
-            z.stride(0),
-            *z.shape,
-            address(labels),
-            address(mask),
-            address(counts),
-            self.team.running,
-        )
+        self._run(kernel, self._dtype, *strided(z), *z.shape, address(labels), address(mask), address(counts))
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
         args = ctypes.byref(dropout_args(dropout))
@@ -279,31 +235,20 @@ class CpuBackend:
             matrix.num_rows,
             address(row_ids),
             args,
-            self.team.running,
         )
 
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        self._move_rows("mggcn_gather_rows_", source, index, out, out.shape)
+        self._move_rows("mggcn_gather_rows_", source, index, out)
 
     def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        self._move_rows("mggcn_scatter_rows_", source, index, out, source.shape)
+        self._move_rows("mggcn_scatter_rows_", source, index, out)
 
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        self._move_rows("mggcn_scatter_add_rows_", source, index, out, source.shape)
+        self._move_rows("mggcn_scatter_add_rows_", source, index, out)
 
-    def _move_rows(self, name: str, source: Tensor, index: Tensor, out: Tensor, shape: torch.Size) -> None:
-        self._run(
-            name,
-            source.dtype,
-            address(source),
-            source.stride(0),
-            address(index),
-            address(out),
-            out.stride(0),
-            *shape,
-            self.team.running,
-            result=out.dtype,
-        )
+    def _move_rows(self, name: str, source: Tensor, index: Tensor, out: Tensor) -> None:
+        args = (*strided(source), address(index), *strided(out), index.shape[0], out.shape[1])
+        self._run(name, source.dtype, *args, result=out.dtype)
 
     def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
         return CpuEpochEnd(step, books)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mggcn import native
+from mggcn.backend.cpu.args import NAMES, address, strided
 from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeGradient, EdgeRows, Operand, Reduction
 from mggcn.backend.team import Team
 from mggcn.errors import BackendError
@@ -82,7 +83,7 @@ class CpuEdges:
             raise BackendError(
                 "messages along edges need float32 or float64 on a CPU, got bfloat16; convert the features, or use a GPU"
             )
-        self._kind = {torch.float32: "f32", torch.float64: "f64"}[dtype]
+        self._kind = NAMES[dtype]
         self._team = team
         self._isa = isa
 
@@ -92,10 +93,9 @@ class CpuEdges:
             _rows_args(edges),
             _operand_args(messages.lhs, cols),
             _operand_args(messages.rhs, cols),
-            out.data_ptr(),
-            out.stride(0),
+            *strided(out),
             cols,
-            _address(winners),
+            address(winners),
             OPS.index(messages.op),
             REDUCERS.index(messages.reducer),
             self._team.running,
@@ -108,11 +108,9 @@ class CpuEdges:
             _rows_args(edges),
             _operand_args(by.a, cols),
             _operand_args(by.b, cols),
-            g.data_ptr(),
-            g.stride(0),
-            _address(winners),
-            out.data_ptr(),
-            out.stride(0),
+            *strided(g),
+            address(winners),
+            *strided(out),
             cols,
             by.scale,
             PARTIALS.index(by.partial),
@@ -123,21 +121,17 @@ class CpuEdges:
         native.kernel("mggcn_edge_gradient_", self._kind, self._isa)(ctypes.byref(args))
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def _rows_args(edges: EdgeRows) -> EdgeRowsArgs:
     matrix = edges.matrix
     chunks: Any = matrix.schedule.chunks
     return EdgeRowsArgs(
         chunks.shape[0] - 1,
-        chunks.data_ptr(),
-        matrix.indptr.data_ptr(),
-        matrix.indices.data_ptr(),
-        _address(edges.place),
-        _address(edges.starts),
-        _address(edges.edge_ids),
+        address(chunks),
+        address(matrix.indptr),
+        address(matrix.indices),
+        address(edges.place),
+        address(edges.starts),
+        address(edges.edge_ids),
     )
 
 
@@ -145,4 +139,4 @@ def _operand_args(operand: Operand | None, cols: int) -> OperandArgs:
     if operand is None:
         return OperandArgs(None, 0, 0, 0)
     rows = operand.rows
-    return OperandArgs(rows.data_ptr(), rows.stride(0), OFS.index(operand.of), int(rows.shape[1] < cols))
+    return OperandArgs(*strided(rows), OFS.index(operand.of), int(rows.shape[1] < cols))

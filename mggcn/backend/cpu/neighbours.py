@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mggcn import native
-from mggcn.backend.cpu.args import address, dropout_args
+from mggcn.backend.cpu.args import address, dropout_args, strided
 from mggcn.backend.neighbours import Heads
 from mggcn.backend.sparse import Sparse
 from mggcn.backend.team import Team
@@ -110,12 +110,9 @@ class CpuNeighbours:
     ) -> None:
         args = MaximumArgs(
             *_entries(matrix),
-            address(rows),
-            rows.stride(0),
-            address(out),
-            out.stride(0),
-            address(winners),
-            winners.stride(0),
+            *strided(rows),
+            *strided(out),
+            *strided(winners),
             address(ids),
             address(index),
             out.shape[0] if index is None else index.shape[0],
@@ -177,14 +174,10 @@ class CpuNeighbours:
     ) -> None:
         args = AttentionArgs(
             *_entries(matrix),
-            address(rows),
-            rows.stride(0),
-            address(own),
-            0 if own is None else own.stride(0),
-            address(out),
-            out.stride(0),
-            address(beside),
-            0 if beside is None else beside.stride(0),
+            *strided(rows),
+            *strided(own),
+            *strided(out),
+            *strided(beside),
             address(heads.a),
             address(heads.counts(matrix)),
             address(heads.ids),
@@ -204,20 +197,8 @@ class CpuNeighbours:
     def head_dots(self, x: Tensor, y: Tensor, out: Tensor) -> None:
         rows, heads = out.shape
         pitch = y.stride(0) if y.dim() == 2 else 0
-        cols = x.shape[1] // heads
-        self._run(
-            "head_dots",
-            address(x),
-            x.stride(0),
-            address(y),
-            pitch,
-            address(out),
-            out.stride(0),
-            rows,
-            heads,
-            cols,
-            self._team.running,
-        )
+        sizes = (rows, heads, x.shape[1] // heads, self._team.running)
+        self._run("head_dots", *strided(x), address(y), pitch, *strided(out), *sizes)
 
 
 def _entries(matrix: Sparse | None) -> tuple[int, int | None, int | None, int | None]:

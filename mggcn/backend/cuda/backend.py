@@ -194,13 +194,13 @@ class CudaBackend:
         rows.dropout_values(self._kernels[self._real], matrix, out, row_ids, dropout)
 
     def gather_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        rows.gather_rows(self._kernels[source.dtype], source, index, out)
+        rows.move_rows(self._kernels[source.dtype], "gather_rows", source, index, out)
 
     def scatter_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        rows.scatter_rows(self._kernels[source.dtype], source, index, out)
+        rows.move_rows(self._kernels[source.dtype], "scatter_rows", source, index, out)
 
     def scatter_add_rows(self, source: Tensor, index: Tensor, out: Tensor) -> None:
-        rows.scatter_add_rows(self._kernels[source.dtype], source, index, out)
+        rows.move_rows(self._kernels[source.dtype], "scatter_add_rows", source, index, out)
 
     def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
         return epoch_end(self._kernels[self._dtype], self.upload, step, books)

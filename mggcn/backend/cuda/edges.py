@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mggcn.backend.cuda.kernels import Kernels
+from mggcn.backend.cuda.kernels import Kernels, strided
 from mggcn.backend.cuda.spmm import Schedule
 from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeGradient, EdgeRows, Operand, Reduction
 
@@ -38,8 +38,7 @@ class CudaEdges:
             edges.edge_ids,
             *_operand_args(messages.lhs, cols),
             *_operand_args(messages.rhs, cols),
-            out,
-            out.stride(0),
+            *strided(out),
             winners,
             cols,
             OPS.index(messages.op),
@@ -59,11 +58,9 @@ class CudaEdges:
             edges.edge_ids,
             *_operand_args(by.a, cols),
             *_operand_args(by.b, cols),
-            g,
-            g.stride(0),
+            *strided(g),
             winners,
-            out,
-            out.stride(0),
+            *strided(out),
             cols,
             PARTIALS.index(by.partial),
             int(out.shape[1] < cols),
@@ -98,4 +95,4 @@ def _operand_args(operand: Operand | None, cols: int) -> tuple[Any, ...]:
     if operand is None:
         return (None, 0, 0, 0)
     rows = operand.rows
-    return (rows, rows.stride(0), OFS.index(operand.of), int(rows.shape[1] < cols))
+    return (*strided(rows), OFS.index(operand.of), int(rows.shape[1] < cols))

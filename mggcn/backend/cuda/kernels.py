@@ -47,6 +47,11 @@ Compiler = Callable[[Path, tuple[str, ...]], Module]
 """Compiles a .cu file under options such as -DMGGCN_F32."""
 
 
+def strided(matrix: Tensor) -> tuple[Tensor, int]:
+    """Return a matrix and its leading dimension, as kernels take it."""
+    return matrix, matrix.stride(0)
+
+
 def out_option(operand: Tensor, out: Tensor) -> tuple[str, ...]:
     """Return the option for results of another type than the operand's (cuda/out.cuh)."""
     if out.dtype == operand.dtype:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mggcn.backend.cuda.kernels import Kernels
+from mggcn.backend.cuda.kernels import Kernels, strided
 from mggcn.backend.neighbours import Heads
 from mggcn.backend.sparse import Sparse
 
@@ -28,17 +28,17 @@ class CudaNeighbours:
         self, matrix: Sparse | None, rows: Tensor, out: Tensor, winners: Tensor, *, begins: bool, ends: bool
     ) -> None:
         num_rows, cols = out.shape
-        args = (*_entries(matrix), *_rows(rows), *_rows(out), *_rows(winners), cols, int(begins), int(ends), num_rows)
-        self._launch("maximum", "maximum", num_rows, *args)
+        args = (*_entries(matrix), *strided(rows), *strided(out), *strided(winners), cols)
+        self._launch("maximum", "maximum", num_rows, *args, int(begins), int(ends), num_rows)
 
     def maximum_combine(self, message: Tensor, index: Tensor, out: Tensor, winners: Tensor) -> None:
         count = index.shape[0]
-        args = (index, *_rows(message), *_rows(out), *_rows(winners), out.shape[1], count)
+        args = (index, *strided(message), *strided(out), *strided(winners), out.shape[1], count)
         self._launch("maximum", "maximum_combine", count, *args)
 
     def maximum_grad(self, matrix: Sparse, rows: Tensor, ids: Tensor, out: Tensor, *, begins: bool) -> None:
         num_rows, cols = out.shape
-        args = (*_entries(matrix), *_rows(rows), ids, *_rows(out), cols, int(begins), num_rows)
+        args = (*_entries(matrix), *strided(rows), ids, *strided(out), cols, int(begins), num_rows)
         self._launch("maximum", "maximum_grad", num_rows, *args)
 
     def attend(
@@ -53,31 +53,17 @@ class CudaNeighbours:
         begins: bool,
         ends: bool,
     ) -> None:
-        num_rows = out.shape[0]
-        tensors = (*_entries(matrix), heads.counts(matrix), *_rows(rows), *_rows(own), *_rows(out), *_rows(state))
-        args = (*tensors, *_heads(heads), int(begins), int(ends), num_rows)
-        self._launch("attention", "attend", num_rows * heads.heads, *args)
+        self._attend("attend", heads, matrix, rows, own, out, *strided(state), flags=(begins, ends))
 
     def attend_combine(self, heads: Heads, message: Tensor, index: Tensor, out: Tensor, state: Tensor) -> None:
         count = index.shape[0]
-        args = (index, *_rows(message), *_rows(out), *_rows(state), heads.heads, heads.cols, count)
+        args = (index, *strided(message), *strided(out), *strided(state), heads.heads, heads.cols, count)
         self._launch("attention", "attend_combine", count * heads.heads, *args)
 
     def attend_sources(
         self, heads: Heads, matrix: Sparse, rows: Tensor, own: Tensor, out: Tensor, *, begins: bool
     ) -> None:
-        num_rows = out.shape[0]
-        args = (
-            *_entries(matrix),
-            heads.counts(matrix),
-            *_rows(rows),
-            *_rows(own),
-            *_rows(out),
-            *_heads(heads),
-            int(begins),
-            num_rows,
-        )
-        self._launch("attention", "attend_sources", num_rows * heads.heads, *args)
+        self._attend("attend_sources", heads, matrix, rows, own, out, flags=(begins,))
 
     def attend_destinations(
         self,
@@ -90,25 +76,33 @@ class CudaNeighbours:
         *,
         begins: bool,
     ) -> None:
-        num_rows = out.shape[0]
-        second = (None, 0) if beside is None else _rows(beside)
-        tensors = (*_entries(matrix), heads.counts(matrix), *_rows(rows), *_rows(own), *_rows(out), *second)
-        args = (*tensors, *_heads(heads), int(begins), num_rows)
-        self._launch("attention", "attend_destinations", num_rows * heads.heads, *args)
+        second = (None, 0) if beside is None else strided(beside)
+        self._attend("attend_destinations", heads, matrix, rows, own, out, *second, flags=(begins,))
+
+    def _attend(
+        self,
+        kernel: str,
+        heads: Heads,
+        matrix: Sparse | None,
+        rows: Tensor,
+        own: Tensor,
+        out: Tensor,
+        *beside: Tensor | int | None,
+        flags: tuple[bool, ...],
+    ) -> None:
+        tensors = (*_entries(matrix), heads.counts(matrix), *strided(rows), *strided(own), *strided(out), *beside)
+        args = (*tensors, *_heads(heads), *map(int, flags), out.shape[0])
+        self._launch("attention", kernel, out.shape[0] * heads.heads, *args)
 
     def head_dots(self, x: Tensor, y: Tensor, out: Tensor) -> None:
         num_rows, heads = out.shape
         pitch = y.stride(0) if y.dim() == 2 else 0
-        args = (*_rows(x), y, pitch, *_rows(out), heads, x.shape[1] // heads, num_rows)
+        args = (*strided(x), y, pitch, *strided(out), heads, x.shape[1] // heads, num_rows)
         self._launch("attention", "head_dots", num_rows * heads, *args)
 
 
 def _entries(matrix: Sparse | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if matrix is None else (matrix.indptr, matrix.indices)
-
-
-def _rows(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor, tensor.stride(0)
 
 
 def _heads(heads: Heads) -> tuple[Any, ...]:

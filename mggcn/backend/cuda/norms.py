@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mggcn.backend.cuda.kernels import Kernels
+from mggcn.backend.cuda.kernels import Kernels, strided
 from mggcn.backend.cuda.rows import SUM_THREADS, chunks, row_shape, sum_shape, vector
 from mggcn.backend.norms import BatchTerms
 
@@ -21,32 +21,28 @@ class CudaNorms:
 
     def layer_norm(self, z: Tensor, gain: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
         shape = (-(-z.shape[0] // WARPS),), (32, WARPS)
-        self._kernels.launch("norms", "layer_norm", *shape, *_rows(z), gain, bias, *_rows(out), eps, *z.shape)
+        self._kernels.launch("norms", "layer_norm", *shape, *strided(z), gain, bias, *strided(out), eps, *z.shape)
 
     def layer_norm_grad(self, g: Tensor, z: Tensor, gain: Tensor, eps: float, out: Tensor, partials: Tensor) -> None:
         shape = (chunks(z.shape[0]),), (32, WARPS)
-        args = (*_rows(g), *_rows(z), gain, *_rows(out), *_sums(z, partials), eps, *z.shape)
+        args = (*strided(g), *strided(z), gain, *strided(out), *_sums(z, partials), eps, *z.shape)
         self._kernels.launch("norms", "layer_norm_grad", *shape, *args)
 
     def column_moments(self, z: Tensor, mean: Tensor | None, once: Tensor, partials: Tensor) -> None:
-        args = (*_rows(z), mean, once, *_sums(z, partials), *z.shape)
+        args = (*strided(z), mean, once, *_sums(z, partials), *z.shape)
         self._kernels.launch("norms", "column_moments", *sum_shape(*_size(z), vector(z.dtype)), *args)
 
     def batch_norm(self, z: Tensor, mean: Tensor, factor: Tensor, shift: Tensor, out: Tensor) -> None:
-        args = (*_rows(z), mean, factor, shift, *_rows(out), *z.shape)
+        args = (*strided(z), mean, factor, shift, *strided(out), *z.shape)
         self._kernels.launch("norms", "batch_norm", *row_shape(*_size(z), vector(z.dtype)), *args)
 
     def column_products(self, g: Tensor, z: Tensor, mean: Tensor | None, partials: Tensor) -> None:
-        args = (*_rows(g), *_rows(z), mean, *_sums(z, partials), *z.shape)
+        args = (*strided(g), *strided(z), mean, *_sums(z, partials), *z.shape)
         self._kernels.launch("norms", "column_products", *sum_shape(*_size(z), vector(z.dtype)), *args)
 
     def batch_norm_grad(self, g: Tensor, z: Tensor, terms: BatchTerms, out: Tensor) -> None:
-        args = (*_rows(g), *_rows(z), *terms, *_rows(out), *z.shape)
+        args = (*strided(g), *strided(z), *terms, *strided(out), *z.shape)
         self._kernels.launch("norms", "batch_norm_grad", *row_shape(*_size(z), vector(z.dtype)), *args)
-
-
-def _rows(tensor: Tensor) -> tuple[Tensor, int]:
-    return tensor, tensor.stride(0)
 
 
 def _size(tensor: Tensor) -> tuple[int, int]:

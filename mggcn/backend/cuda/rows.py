@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.base import ENTRY_LOSSES, Dropout, EntryLoss, Epilogue, Gradient, LossTarget, Sparse
-from mggcn.backend.cuda.kernels import Kernels, epilogue_args, out_option
+from mggcn.backend.cuda.kernels import Kernels, epilogue_args, out_option, strided
 
 PARTIALS = 1024
 """Most row chunks whose sums are added in order: a block each, of which an H100 holds about as many at once."""
@@ -66,10 +66,8 @@ def finish(kernels: Kernels, z: Tensor, out: Tensor, epilogue: Epilogue, first_r
         "rows",
         "finish_rows_dropout" if dropped else "finish_rows",
         *row_shape(rows, cols, 8 if dropped else vector(z.dtype)),
-        z,
-        z.stride(0),
-        out,
-        out.stride(0),
+        *strided(z),
+        *strided(out),
         rows,
         cols,
         first_row,
@@ -91,12 +89,9 @@ def activation_grad(
         "columns",
         "activation_grad",
         *sum_shape(rows, cols, vector(h.dtype)),
-        g,
-        g.stride(0),
-        h,
-        h.stride(0),
-        to,
-        to.stride(0),
+        *strided(g),
+        *strided(h),
+        *strided(to),
         rows,
         cols,
         first_row,
@@ -166,8 +161,7 @@ def _loss(
         *kernel,
         (used,),
         (lanes, groups),
-        z,
-        z.stride(0),
+        *strided(z),
         rows,
         cols,
         target.labels,
@@ -189,7 +183,7 @@ def entry_counts(kernels: Kernels, z: Tensor, labels: Tensor, mask: Tensor, coun
     rows, cols = z.shape
     lanes = loss_lanes(cols)
     block = (lanes, SUM_THREADS // lanes)
-    kernels.launch("entries", "entry_counts", (chunks(rows),), block, z, z.stride(0), rows, cols, labels, mask, counts)
+    kernels.launch("entries", "entry_counts", (chunks(rows),), block, *strided(z), rows, cols, labels, mask, counts)
 
 
 def confusion(kernels: Kernels, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
@@ -201,8 +195,7 @@ def confusion(kernels: Kernels, z: Tensor, labels: Tensor, mask: Tensor, counts:
         "confusion",
         (chunks(rows),),
         (lanes, SUM_THREADS // lanes),
-        z,
-        z.stride(0),
+        *strided(z),
         rows,
         cols,
         labels,
@@ -235,20 +228,9 @@ def dropout_values(kernels: Kernels, matrix: Sparse, out: Tensor, row_ids: Tenso
     )
 
 
-def gather_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:
-    _move_rows(kernels, "gather_rows", source, index, out, out.shape)
-
-
-def scatter_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:
-    _move_rows(kernels, "scatter_rows", source, index, out, source.shape)
-
-
-def scatter_add_rows(kernels: Kernels, source: Tensor, index: Tensor, out: Tensor) -> None:
-    _move_rows(kernels, "scatter_add_rows", source, index, out, source.shape)
-
-
-def _move_rows(kernels: Kernels, kernel: str, source: Tensor, index: Tensor, out: Tensor, shape: torch.Size) -> None:
-    rows, cols = shape
-    grid, block = row_shape(rows, cols, vector(source.dtype))
-    moved = (source, source.stride(0), index, out, out.stride(0), rows, cols)
-    kernels.launch("rows", kernel, grid, block, *moved, options=out_option(source, out))
+def move_rows(kernels: Kernels, kernel: str, source: Tensor, index: Tensor, out: Tensor) -> None:
+    """Gather or scatter rows, as many as `index` lists."""
+    rows, cols = index.shape[0], out.shape[1]
+    moved = (*strided(source), index, *strided(out), rows, cols)
+    options = out_option(source, out)
+    kernels.launch("rows", kernel, *row_shape(rows, cols, vector(source.dtype)), *moved, options=options)
