@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
-    from mggcn.partition.cache.cuts import find_or_make_cut
+    from mggcn.partition.cache.cuts import VERTEX_CUTS
     from mggcn.partition.cut.libra import LibraSettings, libra_nbytes
 
     settings = LibraSettings(parts=a.parts, seed=a.seed, edges=a.edges or "shuffled")
@@ -75,12 +75,12 @@ def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     if a.force or not (folder / settings.name).exists():
         regions = libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, settings.parts)
         _check_memory(regions, 0, 0)
-    stored = find_or_make_cut(graph, settings, folder, a.force)
+    stored = VERTEX_CUTS.find_or_make(graph, settings, folder, a.force)
     _report(a, stored, summary(stored.cut.statistics))
 
 
 def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
-    from mggcn.partition.cache.cuts import find_or_make_edge_cut
+    from mggcn.partition.cache.cuts import EDGE_CUTS
     from mggcn.partition.metis.run import MetisSettings, metis_memory, require_pymetis
 
     settings = MetisSettings(parts=a.parts, seed=a.seed)
@@ -89,19 +89,20 @@ def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
         require_pymetis()
         memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric)
         _check_memory(memory.own, memory.metis_least, memory.metis_most)
-    stored = find_or_make_edge_cut(graph, settings, folder, a.force)
+    stored = EDGE_CUTS.find_or_make(graph, settings, folder, a.force)
     _report(a, stored, edge_cut_summary(stored.cut.statistics))
 
 
 def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
-    from mggcn.partition.cache.cuts import find_or_make_locality
-    from mggcn.partition.locality.order import LocalitySettings, locality_nbytes
+    from mggcn.partition.cache.cuts import LOCALITY_ORDERS
+    from mggcn.partition.locality.clusters import locality_nbytes
+    from mggcn.partition.locality.order import LocalitySettings
 
     settings = LocalitySettings(parts=a.parts, seed=a.seed)
     print(f"{graph.name}: order by locality, {settings.parts} parts, seed {settings.seed}")
     if a.force or not (folder / settings.name).exists():
         _check_memory(locality_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric), 0, 0)
-    stored = find_or_make_locality(graph, settings, folder, a.force)
+    stored = LOCALITY_ORDERS.find_or_make(graph, settings, folder, a.force)
     _report(a, stored, locality_summary(stored.cut.statistics))
 
 

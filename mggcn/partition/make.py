@@ -15,20 +15,12 @@ import numpy.typing as npt
 
 from mggcn.graph.csr import Graph
 from mggcn.partition.base import Partition, PartitionStats
-from mggcn.partition.cache.cuts import (
-    find_or_make_cut,
-    find_or_make_edge_cut,
-    find_or_make_locality,
-    is_kept,
-    kept_in,
-)
-from mggcn.partition.cut.libra import LibraSettings, libra
+from mggcn.partition.cache.cuts import EDGE_CUTS, LOCALITY_ORDERS, VERTEX_CUTS, is_kept
+from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.cut.partition import CutPartition, CutStats, cut_partition, cut_stats
-from mggcn.partition.cut.vertex_cut import VertexCut
-from mggcn.partition.locality.order import LocalityOrder, LocalitySettings, locality
+from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.locality.reuse import estimate_part_reuse, estimate_reuse
-from mggcn.partition.metis.edge_cut import EdgeCut
-from mggcn.partition.metis.run import MetisSettings, metis
+from mggcn.partition.metis.run import MetisSettings
 from mggcn.partition.order import assign
 from mggcn.partition.rows.partition import RowPartition, RowStats
 from mggcn.partition.rows.required import required_stats
@@ -45,32 +37,18 @@ def make_partition(
     Raises: ConfigError, StoreError, BackendError without pymetis.
     """
     if kind == "cut":
-        return CutPartition(_cut(graph, LibraSettings(parts=ranks, seed=seed)), bins)
+        return CutPartition(VERTEX_CUTS.for_run(graph, LibraSettings(parts=ranks, seed=seed)), bins)
     if order == "locality":
-        return RowPartition(_locality(graph, LocalitySettings(parts=ranks, seed=seed)).owners)
+        return RowPartition(LOCALITY_ORDERS.for_run(graph, LocalitySettings(parts=ranks, seed=seed)).owners)
     if order == "metis" and ranks > 1:
-        return RowPartition(_edge_cut(graph, MetisSettings(parts=ranks, seed=seed % 2**31)).assignment())
+        settings = MetisSettings(parts=ranks, seed=seed % 2**31)
+        return RowPartition(EDGE_CUTS.for_run(graph, settings).assignment())
     return RowPartition(assign(graph.num_vertices, ranks, "none" if order == "metis" else order, seed))
 
 
 def is_cached(graph: Graph, *, ranks: int, seed: int) -> bool:
     """Return whether the vertex cut of a run is cached."""
     return is_kept(graph, LibraSettings(parts=ranks, seed=seed).name)
-
-
-def _cut(graph: Graph, settings: LibraSettings) -> VertexCut:
-    folder = kept_in(graph, settings.name)
-    return libra(graph, settings) if folder is None else find_or_make_cut(graph, settings, folder).cut
-
-
-def _edge_cut(graph: Graph, settings: MetisSettings) -> EdgeCut:
-    folder = kept_in(graph, settings.name)
-    return metis(graph, settings) if folder is None else find_or_make_edge_cut(graph, settings, folder).cut
-
-
-def _locality(graph: Graph, settings: LocalitySettings) -> LocalityOrder:
-    folder = kept_in(graph, settings.name)
-    return locality(graph, settings) if folder is None else find_or_make_locality(graph, settings, folder).cut
 
 
 def stats_of(

@@ -26,7 +26,7 @@ from mggcn.memory.units import MIB
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.network import Values
-from mggcn.partition.locality.order import locality_nbytes
+from mggcn.partition.locality.clusters import locality_nbytes
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.task import COUNTED
 

@@ -17,7 +17,7 @@ from mggcn.errors import PlanError
 from mggcn.graph.store import open_store
 from mggcn.memory import units
 from mggcn.partition.cache import cuts
-from mggcn.partition.cache.cuts import find_or_make_cut, find_or_make_edge_cut, find_or_make_locality
+from mggcn.partition.cache.cuts import EDGE_CUTS, LOCALITY_ORDERS, VERTEX_CUTS
 from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.metis import run as metis
@@ -66,11 +66,13 @@ def of_locality(s: Any) -> list[str]:
 
 
 KINDS = [
-    pytest.param("libra", "libra-{}-77-shuffled", find_or_make_cut, LibraSettings, of_libra, id="libra"),
+    pytest.param("libra", "libra-{}-77-shuffled", VERTEX_CUTS.find_or_make, LibraSettings, of_libra, id="libra"),
     pytest.param(
-        "metis", "metis-{}-77", find_or_make_edge_cut, MetisSettings, of_metis, id="metis", marks=needs_pymetis
+        "metis", "metis-{}-77", EDGE_CUTS.find_or_make, MetisSettings, of_metis, id="metis", marks=needs_pymetis
     ),
-    pytest.param("locality", "locality-{}-77", find_or_make_locality, LocalitySettings, of_locality, id="locality"),
+    pytest.param(
+        "locality", "locality-{}-77", LOCALITY_ORDERS.find_or_make, LocalitySettings, of_locality, id="locality"
+    ),
 ]
 
 
@@ -166,7 +168,7 @@ def test_both_directions_of_a_directed_graph(tmp_path: Path, capsys: pytest.Capt
     assert run_main("partition", folder, "--kind", "metis", "--parts", 3) == 0
     graph = open_store(folder)
     assert not graph.symmetric
-    back = find_or_make_edge_cut(graph, MetisSettings(parts=3), folder / "partitions").cut.statistics.halo_t_per_part
+    back = EDGE_CUTS.find_or_make(graph, MetisSettings(parts=3), folder / "partitions").cut.statistics.halo_t_per_part
     assert f"halo rows of the backward pass {min(back):,} to {max(back):,}" in capsys.readouterr().out
 
 
@@ -230,7 +232,7 @@ def test_the_list(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert header.split() == ["name", "kind", "parts", "seed", "cost", "balance", "bytes"]
     assert [line.split()[0] for line in lines] == ["libra-2-8-shuffled", "libra-16-8-shuffled", *OTHERS]
     for line, parts in zip(lines[:2], (2, 16), strict=True):
-        s = find_or_make_cut(open_store(store), LibraSettings(parts=parts, seed=8), tmp_path).cut.statistics
+        s = VERTEX_CUTS.find_or_make(open_store(store), LibraSettings(parts=parts, seed=8), tmp_path).cut.statistics
         assert line.split()[1:4] == ["libra", str(parts), "8"]
         assert f"replication {s.replication:.3f}" in line
         assert f"edges {s.edge_balance:.3f}, rows {s.row_balance:.3f}" in line

@@ -87,7 +87,7 @@ def test_a_cut_beside_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.
     """Fails if a run leaves what `mggcn partition` made aside, or asks where the cut of another graph lies."""
     write_store(graph_of("random"), tmp_path / "store")
     graph = open_store(tmp_path / "store")
-    made = cuts.find_or_make_cut(graph, LibraSettings(parts=3), cuts.cuts_folder(tmp_path / "store"))
+    made = cuts.VERTEX_CUTS.find_or_make(graph, LibraSettings(parts=3), cuts.cuts_folder(tmp_path / "store"))
     assert kept_in(graph, made.folder.name) == made.folder.parent
     monkeypatch.setattr("mggcn.partition.cache.cuts.libra", None)
     assert isinstance(make_partition("cut", graph, ranks=3, order="random", seed=1, bins=1), CutPartition)

@@ -12,11 +12,11 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ from mggcn.partition.metis.run import MetisSettings, metis
 from mggcn.partition.order import MAX_RANKS, Assignment
 
 C = TypeVar("C")
+S = TypeVar("S", bound="Settings")
 CHUNK = 1 << 18
 """Number of vertices that are checked at a time."""
 
@@ -54,11 +55,6 @@ class Stored(Generic[C]):
     cut: C
     folder: Path
     seconds: float | None
-
-
-StoredCut = Stored[VertexCut]
-StoredEdgeCut = Stored[EdgeCut]
-StoredLocality = Stored[LocalityOrder]
 
 
 def cuts_folder(store: Path) -> Path:
@@ -94,62 +90,49 @@ def is_kept(graph: Graph, name: str) -> bool:
     return any((folder / name).exists() for folder in folders)
 
 
-def find_or_make_cut(graph: Graph, settings: LibraSettings, folder: Path, force: bool = False) -> StoredCut:
-    """Return Libra's cut saved in `folder`, a store's `cuts_folder`; if there is none, or by force, make and save it.
+class Settings(Protocol):
+    """Settings that determine a cut: a dataclass."""
 
-    Cost: the digest of every file of the cut, or that of `libra` and of writing it.
-    Raises: StoreError if the saved cut is damaged or belongs to another graph, or if it cannot be written.
-    """
-    target, described = folder / settings.name, {"kind": "libra", **dataclasses.asdict(settings)}
-    if graph.num_relations:
-        described["parallel_edges"] = "together"  # older cuts could part them
-    if target.exists() and not force:
-        return Stored(_read_vertex_cut(target, graph, described), target, None)
-    began = time.perf_counter()
-    cut = libra(graph, settings)
-    seconds = time.perf_counter() - began
-    names = ("replication", "edge_balance", "row_balance", "split_share")
-    stats = statistics_meta(cut.statistics, names) | {"seconds": seconds}
-    save_cached(target, graph, described, _vertex_cut_arrays(cut), stats)
-    return Stored(cut, target, seconds)
+    @property
+    def name(self) -> str: ...
 
 
-def find_or_make_edge_cut(graph: Graph, settings: MetisSettings, folder: Path, force: bool = False) -> StoredEdgeCut:
-    """Return METIS's cut, as `find_or_make_cut`; `.cut.assignment()` says which rank owns which row.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind(Generic[S, C]):
+    """How cuts of one kind are made, kept and read."""
 
-    Cost: the digest of 2 N bytes, or that of `metis` and of writing them. Raises: StoreError, and what `metis` does.
-    """
-    target, described = folder / settings.name, {"kind": "metis", **dataclasses.asdict(settings)}
-    if target.exists() and not force:
-        return Stored(_read_edge_cut(target, graph, described), target, None)
-    began = time.perf_counter()
-    cut = metis(graph, settings)
-    seconds = time.perf_counter() - began
-    names = ("cut_share", "nonzero_balance", "row_balance", "halo_share")
-    stats = statistics_meta(cut.statistics, names) | {"seconds": seconds, "pymetis": metadata.version("pymetis")}
-    save_cached(target, graph, described, {"owner": ArrayRows(cut.owner)}, stats)
-    return Stored(cut, target, seconds)
+    name: str
+    make: Callable[[Graph, S], C]
+    arrays: Callable[[C], dict[str, Rows]]
+    read: Callable[[Path, Graph, Mapping[str, Any]], C]
+    ratios: tuple[str, ...]
+    """The statistics by which cuts are compared, in meta.json by name."""
+    described: Callable[[Graph], Mapping[str, Any]] = lambda graph: {}
+    """What a cut depends on besides its settings."""
+    made_by: Callable[[], Mapping[str, Any]] = dict
 
+    def find_or_make(self, graph: Graph, settings: S, folder: Path, force: bool = False) -> Stored[C]:
+        """Return the cut that is kept in `folder`, a store's `cuts_folder`; if there is none, or by force, make and
+        keep it.
 
-def find_or_make_locality(
-    graph: Graph, settings: LocalitySettings, folder: Path, force: bool = False
-) -> StoredLocality:
-    """Return the order by locality saved in `folder`, or compute and save it there.
+        Cost: the digest of every file of the cut, or that of `make` and of writing it. Raises: StoreError if the kept
+        cut is damaged or belongs to another graph, or if it cannot be written; what `make` does.
+        """
+        target = folder / settings.name
+        described = {"kind": self.name, **dataclasses.asdict(settings), **self.described(graph)}  # type: ignore[call-overload]
+        if target.exists() and not force:
+            return Stored(self.read(target, graph, described), target, None)
+        began = time.perf_counter()
+        cut: Any = self.make(graph, settings)
+        seconds = time.perf_counter() - began
+        stats = statistics_meta(cut.statistics, self.ratios) | {"seconds": seconds, **self.made_by()}
+        save_cached(target, graph, described, self.arrays(cut), stats)
+        return Stored(cut, target, seconds)
 
-    force: compute it even if one is saved. Cost: reading 6 N bytes and their digest; if it must be computed, that of
-    `locality` and of writing 6 N bytes. Raises: StoreError if the saved one is damaged.
-    """
-    target, described = folder / settings.name, {"kind": "locality", **dataclasses.asdict(settings)}
-    if target.exists() and not force:
-        return Stored(_read_locality(target, graph, described), target, None)
-    began = time.perf_counter()
-    found = locality(graph, settings)
-    seconds = time.perf_counter() - began
-    names = ("inside_share", "gap", "nonzero_balance", "row_balance", "critical_path")
-    stats = statistics_meta(found.statistics, names) | {"seconds": seconds}
-    arrays: dict[str, Rows] = {"owner": ArrayRows(found.owners.owner), "local": ArrayRows(found.owners.local)}
-    save_cached(target, graph, described, arrays, stats)
-    return Stored(found, target, seconds)
+    def for_run(self, graph: Graph, settings: S) -> C:
+        """Return the cut of a run: as `find_or_make` where `kept_in` says, or made for this run alone."""
+        folder = kept_in(graph, settings.name)
+        return self.make(graph, settings) if folder is None else self.find_or_make(graph, settings, folder).cut
 
 
 def _vertex_cut_arrays(cut: VertexCut) -> dict[str, Rows]:
@@ -256,3 +239,28 @@ def _check_parts(
 
 def _damaged(folder: Path, what: str) -> StoreError:
     return StoreError(f"{folder}: {what}; the files are damaged, or not of one cut: {REMEDY}")
+
+
+VERTEX_CUTS: Final[Kind[LibraSettings, VertexCut]] = Kind(
+    name="libra",
+    make=lambda graph, settings: libra(graph, settings),
+    arrays=_vertex_cut_arrays,
+    read=_read_vertex_cut,
+    ratios=("replication", "edge_balance", "row_balance", "split_share"),
+    described=lambda graph: {"parallel_edges": "together"} if graph.num_relations else {},  # older cuts could part them
+)
+EDGE_CUTS: Final[Kind[MetisSettings, EdgeCut]] = Kind(
+    name="metis",
+    make=lambda graph, settings: metis(graph, settings),
+    arrays=lambda cut: {"owner": ArrayRows(cut.owner)},
+    read=_read_edge_cut,
+    ratios=("cut_share", "nonzero_balance", "row_balance", "halo_share"),
+    made_by=lambda: {"pymetis": metadata.version("pymetis")},
+)
+LOCALITY_ORDERS: Final[Kind[LocalitySettings, LocalityOrder]] = Kind(
+    name="locality",
+    make=lambda graph, settings: locality(graph, settings),
+    arrays=lambda found: {"owner": ArrayRows(found.owners.owner), "local": ArrayRows(found.owners.local)},
+    read=_read_locality,
+    ratios=("inside_share", "gap", "nonzero_balance", "row_balance", "critical_path"),
+)

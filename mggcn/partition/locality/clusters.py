@@ -46,7 +46,7 @@ class ClusterOrder:
     num_cut: int
 
 
-def cluster_order_nbytes(num_vertices: int, num_stored: int, symmetric: bool) -> dict[str, int]:
+def locality_nbytes(num_vertices: int, num_stored: int, symmetric: bool) -> dict[str, int]:
     """Return the bytes that `cluster_order` holds at most, by purpose; a row of more than EDGES entries comes on top.
 
     Most bytes of clusters are needed only if there are about as many clusters as vertices.
@@ -65,7 +65,7 @@ def cluster_order(graph: Graph, seed: int, threads: int) -> ClusterOrder:
     """Return an order in which neighbours lie near each other, the same bits for any number of threads.
 
     Clusters that are joined by many edges follow each other, and inside a cluster vertices keep their order.
-    Cost: 4 to 8 sweeps over the entries; memory as `cluster_order_nbytes` says.
+    Cost: 4 to 8 sweeps over the entries; memory as `locality_nbytes` says.
     """
     matrices = both_directions(graph)
     level = _clustered(matrices, num_entries(matrices), None, 1, (seed, 0), threads)

@@ -15,7 +15,7 @@ from mggcn import native
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.partition.locality.chunks import both_directions, num_entries, row_chunks
-from mggcn.partition.locality.clusters import ClusterOrder, cluster_order, cluster_order_nbytes
+from mggcn.partition.locality.clusters import ClusterOrder, cluster_order
 from mggcn.partition.order import MAX_PARTS, Assignment
 from mggcn.partition.statistics import balance, tile_statistics
 
@@ -87,17 +87,13 @@ class LocalityOrder:
     statistics: LocalityStatistics
 
 
-def locality_nbytes(num_vertices: int, num_stored: int, symmetric: bool) -> dict[str, int]:
-    """Return the bytes that `locality` holds at its peak, by purpose; a row of more than 2 M entries comes on top."""
-    return cluster_order_nbytes(num_vertices, num_stored, symmetric)
-
-
 def locality(graph: Graph, settings: LocalitySettings, threads: int = 0) -> LocalityOrder:
     """Order the vertices by clusters of clusters and cut the order into P ranges of about equal work.
 
     Work is rows and nonzeros in equal shares: no part has more than twice the average of either, except for one vertex.
     threads: 0 for the cores that this process may use; the result does not depend on it.
-    Cost: as `cluster_order`, one more sweep, and those of `tile_statistics` if P > 1; memory as `locality_nbytes` says.
+    Cost: as `cluster_order`, one more sweep, and those of `tile_statistics` if P > 1; memory as `locality_nbytes`
+    says (clusters.py).
     """
     threads = threads or len(os.sched_getaffinity(0))
     found = cluster_order(graph, settings.seed, threads)

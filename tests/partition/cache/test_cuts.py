@@ -19,19 +19,14 @@ from mggcn.graph.file_rows import FileRows
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
 from mggcn.partition.cache import folder as cache
-from mggcn.partition.cache.cuts import (
-    StoredCut,
-    StoredEdgeCut,
-    cuts_folder,
-    find_or_make_cut,
-    find_or_make_edge_cut,
-    find_or_make_locality,
-)
+from mggcn.partition.cache.cuts import EDGE_CUTS, LOCALITY_ORDERS, VERTEX_CUTS, Stored, cuts_folder
 from mggcn.partition.cache.folder import list_cached
 from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.cut.partition import CutPartition, cut_stats
 from mggcn.partition.cut.tiles import cut_tile
+from mggcn.partition.cut.vertex_cut import VertexCut
 from mggcn.partition.locality.order import LocalitySettings
+from mggcn.partition.metis.edge_cut import EdgeCut
 from mggcn.partition.metis.run import MetisSettings
 from tests.partition.cut.test_libra import dense_of, graph_of, same
 from tests.partition.metis.test_run import needs_pymetis
@@ -39,11 +34,11 @@ from tests.partition.metis.test_run import needs_pymetis
 SETTINGS = LibraSettings(parts=5, seed=2718)
 
 
-def stored(kind: str, folder: Path, settings: LibraSettings = SETTINGS) -> tuple[Graph, StoredCut]:
+def stored(kind: str, folder: Path, settings: LibraSettings = SETTINGS) -> tuple[Graph, Stored[VertexCut]]:
     """A graph as a store, and its cut, made just now."""
     write_store(graph_of(dense_of(kind)), folder)
     graph = open_store(folder)
-    return graph, find_or_make_cut(graph, settings, cuts_folder(folder))
+    return graph, VERTEX_CUTS.find_or_make(graph, settings, cuts_folder(folder))
 
 
 def names(folder: Path) -> list[str]:
@@ -58,7 +53,7 @@ def test_a_cut_comes_back(kind: str, parts: int, tmp_path: Path) -> None:
     graph, made = stored(kind, tmp_path / "store", settings)
     assert made.seconds is not None
     assert made.folder == tmp_path / "store" / "partitions" / f"libra-{parts}-99-stored"
-    again = find_or_make_cut(graph, settings, cuts_folder(tmp_path / "store"))
+    again = VERTEX_CUTS.find_or_make(graph, settings, cuts_folder(tmp_path / "store"))
     assert again.seconds is None
     assert again.folder == made.folder
     assert same(again.cut, made.cut)
@@ -98,13 +93,13 @@ def test_a_cut_of_another_graph_is_refused(tmp_path: Path) -> None:
     assert relabelled.num_edges == graph.num_edges
     assert not np.array_equal(relabelled.adj.indices.array(), indices)
     with pytest.raises(StoreError, match=r"was built from a different version of graph small .* --force"):
-        find_or_make_cut(relabelled, SETTINGS, made.folder.parent)
-    replaced = find_or_make_cut(relabelled, SETTINGS, made.folder.parent, force=True)
+        VERTEX_CUTS.find_or_make(relabelled, SETTINGS, made.folder.parent)
+    replaced = VERTEX_CUTS.find_or_make(relabelled, SETTINGS, made.folder.parent, force=True)
     assert replaced.seconds is not None
-    assert same(find_or_make_cut(relabelled, SETTINGS, made.folder.parent).cut, replaced.cut)
+    assert same(VERTEX_CUTS.find_or_make(relabelled, SETTINGS, made.folder.parent).cut, replaced.cut)
     assert names(made.folder.parent) == [made.folder.name]
     with pytest.raises(StoreError, match="different version of graph"):
-        find_or_make_cut(graph, SETTINGS, made.folder.parent)
+        VERTEX_CUTS.find_or_make(graph, SETTINGS, made.folder.parent)
 
 
 def cut_short(folder: Path) -> None:
@@ -174,10 +169,10 @@ def test_a_damaged_cut_is_refused(text: str, tmp_path: Path) -> None:
     graph, made = stored("random", tmp_path / "store")
     DAMAGES[text](made.folder)
     with pytest.raises(StoreError, match=text):
-        find_or_make_cut(graph, SETTINGS, made.folder.parent)
+        VERTEX_CUTS.find_or_make(graph, SETTINGS, made.folder.parent)
     if (made.folder / "owner.npy").exists():
-        find_or_make_cut(graph, SETTINGS, made.folder.parent, force=True)
-        assert same(find_or_make_cut(graph, SETTINGS, made.folder.parent).cut, made.cut)
+        VERTEX_CUTS.find_or_make(graph, SETTINGS, made.folder.parent, force=True)
+        assert same(VERTEX_CUTS.find_or_make(graph, SETTINGS, made.folder.parent).cut, made.cut)
 
 
 def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
@@ -188,7 +183,7 @@ def test_what_is_in_the_way_stays(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     (place / "thesis.tex").write_text("years of work")
     with pytest.raises(StoreError, match="not replaced"):
-        find_or_make_cut(graph, SETTINGS, tmp_path / "out", force=True)
+        VERTEX_CUTS.find_or_make(graph, SETTINGS, tmp_path / "out", force=True)
     assert (place / "thesis.tex").read_text() == "years of work"
 
 
@@ -207,9 +202,9 @@ def test_a_failed_write_leaves_what_was(step: str, tmp_path: Path, monkeypatch: 
             patch.setattr(durable, "exchange", full)
         for settings in (SETTINGS, other):
             with pytest.raises(StoreError, match="No space left on device; free some space"):
-                find_or_make_cut(graph, settings, made.folder.parent, force=True)
+                VERTEX_CUTS.find_or_make(graph, settings, made.folder.parent, force=True)
     assert names(made.folder.parent) == [made.folder.name]
-    assert same(find_or_make_cut(graph, SETTINGS, made.folder.parent).cut, made.cut)
+    assert same(VERTEX_CUTS.find_or_make(graph, SETTINGS, made.folder.parent).cut, made.cut)
 
 
 def test_a_graph_in_memory_finds_the_cut_of_its_store(tmp_path: Path) -> None:
@@ -217,18 +212,18 @@ def test_a_graph_in_memory_finds_the_cut_of_its_store(tmp_path: Path) -> None:
     graph, made = stored("random", tmp_path / "store")
     held = graph_of(dense_of("random"))
     assert isinstance(held.adj.indices, ArrayRows)
-    assert find_or_make_cut(held, SETTINGS, made.folder.parent).seconds is None
+    assert VERTEX_CUTS.find_or_make(held, SETTINGS, made.folder.parent).seconds is None
     assert graph.num_edges == held.num_edges
 
 
 METIS = MetisSettings(parts=5, seed=31)
 
 
-def stored_edge_cut(kind: str, folder: Path) -> tuple[Graph, StoredEdgeCut]:
+def stored_edge_cut(kind: str, folder: Path) -> tuple[Graph, Stored[EdgeCut]]:
     """A graph as a store, and its edge cut, made just now."""
     write_store(graph_of(dense_of(kind)), folder)
     graph = open_store(folder)
-    return graph, find_or_make_edge_cut(graph, METIS, cuts_folder(folder))
+    return graph, EDGE_CUTS.find_or_make(graph, METIS, cuts_folder(folder))
 
 
 @needs_pymetis
@@ -238,7 +233,7 @@ def test_an_edge_cut_comes_back(kind: str, tmp_path: Path) -> None:
     graph, made = stored_edge_cut(kind, tmp_path / "store")
     assert made.seconds is not None
     assert made.folder == tmp_path / "store" / "partitions" / "metis-5-31"
-    again = find_or_make_edge_cut(graph, METIS, cuts_folder(tmp_path / "store"))
+    again = EDGE_CUTS.find_or_make(graph, METIS, cuts_folder(tmp_path / "store"))
     assert again.seconds is None
     assert np.array_equal(again.cut.owner, made.cut.owner)
     assert again.cut.statistics == made.cut.statistics
@@ -268,7 +263,7 @@ def test_a_damaged_edge_cut_is_refused(text: str, tmp_path: Path) -> None:
     graph, made = stored_edge_cut("random", tmp_path / "store")
     EDGE_CUT_DAMAGES[text](made.folder)
     with pytest.raises(StoreError, match=text):
-        find_or_make_edge_cut(graph, METIS, made.folder.parent)
+        EDGE_CUTS.find_or_make(graph, METIS, made.folder.parent)
 
 
 @needs_pymetis
@@ -277,8 +272,8 @@ def test_an_edge_cut_of_another_graph_is_refused(tmp_path: Path) -> None:
     _, made = stored_edge_cut("random", tmp_path / "store")
     other = graph_of(dense_of("path"))
     with pytest.raises(StoreError, match=r"was built from a different version of graph small .* --force"):
-        find_or_make_edge_cut(other, METIS, made.folder.parent)
-    assert find_or_make_edge_cut(other, METIS, made.folder.parent, force=True).seconds is not None
+        EDGE_CUTS.find_or_make(other, METIS, made.folder.parent)
+    assert EDGE_CUTS.find_or_make(other, METIS, made.folder.parent, force=True).seconds is not None
 
 
 LOCALITY = LocalitySettings(parts=3, seed=17)
@@ -334,9 +329,9 @@ def test_what_kernels_follow_is_checked_whatever_the_digests_say(kind: str, tmp_
     write_store(graph_of(dense_of("random")), tmp_path / "store")
     graph, folder = open_store(tmp_path / "store"), cuts_folder(tmp_path / "store")
     find: dict[str, Callable[[bool], Any]] = {
-        "libra": lambda force: find_or_make_cut(graph, SETTINGS, folder, force),
-        "metis": lambda force: find_or_make_edge_cut(graph, METIS, folder, force),
-        "locality": lambda force: find_or_make_locality(graph, LOCALITY, folder, force),
+        "libra": lambda force: VERTEX_CUTS.find_or_make(graph, SETTINGS, folder, force),
+        "metis": lambda force: EDGE_CUTS.find_or_make(graph, METIS, folder, force),
+        "locality": lambda force: LOCALITY_ORDERS.find_or_make(graph, LOCALITY, folder, force),
     }
     for name, change, text in FORGED[kind]:
         made = find[kind](True)
@@ -352,7 +347,7 @@ def test_parts_of_edges_are_checked_as_they_are_read(tmp_path: Path) -> None:
     folder = made.folder.parent
 
     def tiles() -> None:
-        partition = CutPartition(find_or_make_cut(graph, SETTINGS, folder).cut)
+        partition = CutPartition(VERTEX_CUTS.find_or_make(graph, SETTINGS, folder).cut)
         for rank in range(5):
             held, part = partition.local_index(rank), partition.cut.edge_part_t
             cut_tile(graph.adj_t, part, partition, held, rank, self_loops=True, dtype="f4")
@@ -362,8 +357,8 @@ def test_parts_of_edges_are_checked_as_they_are_read(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"names part 5 for an edge, but has 5 parts; .* --force"):
         tiles()
     with pytest.raises(StoreError, match="names part 5 for an edge"):
-        cut_stats(graph, CutPartition(find_or_make_cut(graph, SETTINGS, folder).cut), self_loops=True)
-    find_or_make_cut(graph, SETTINGS, folder, force=True)
+        cut_stats(graph, CutPartition(VERTEX_CUTS.find_or_make(graph, SETTINGS, folder).cut), self_loops=True)
+    VERTEX_CUTS.find_or_make(graph, SETTINGS, folder, force=True)
     held_by = np.load(made.folder / "parts.npy")[:, 0]
     rows = np.repeat(np.arange(graph.num_vertices), np.diff(graph.adj.indptr.array()))
     entry = int(np.flatnonzero(held_by[rows] != 0b11111)[0])
@@ -378,8 +373,8 @@ def test_what_is_kept(tmp_path: Path) -> None:
     graph, made = stored("random", tmp_path / "store")
     folder = made.folder.parent
     for parts in (16, 4, 7):
-        find_or_make_cut(graph, LibraSettings(parts=parts), folder)
-    find_or_make_cut(graph_of(dense_of("path")), LibraSettings(parts=6), folder)
+        VERTEX_CUTS.find_or_make(graph, LibraSettings(parts=parts), folder)
+    VERTEX_CUTS.find_or_make(graph_of(dense_of("path")), LibraSettings(parts=6), folder)
     no_meta(folder / "libra-7-1-shuffled")
     (folder / ".libra-8-1-shuffled.0a0a0a0a.tmp").mkdir()
     (folder / "notes.txt").write_text("not a cut")

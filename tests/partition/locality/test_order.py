@@ -19,12 +19,12 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community, rmat
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.partition.cache.cuts import cuts_folder, find_or_make_locality
+from mggcn.partition.cache.cuts import LOCALITY_ORDERS, cuts_folder
 from mggcn.partition.locality import chunks as chunks_module
 from mggcn.partition.locality import clusters
 from mggcn.partition.locality.chunks import both_directions, num_entries, row_chunks
-from mggcn.partition.locality.clusters import cluster_order
-from mggcn.partition.locality.order import LocalityOrder, LocalitySettings, equal_ranges, locality, locality_nbytes
+from mggcn.partition.locality.clusters import cluster_order, locality_nbytes
+from mggcn.partition.locality.order import LocalityOrder, LocalitySettings, equal_ranges, locality
 from mggcn.partition.order import MAX_RANKS
 from mggcn.partition.statistics import critical_path, tile_statistics
 from tests.partition.cut.test_libra import KINDS, dense_of, graph_of
@@ -273,7 +273,8 @@ def test_ranges_share_rows_and_nonzeros() -> None:
 MEASURE = """
 import sys
 from mggcn.graph.store import open_store
-from mggcn.partition.locality.order import LocalitySettings, locality, locality_nbytes
+from mggcn.partition.locality.clusters import locality_nbytes
+from mggcn.partition.locality.order import LocalitySettings, locality
 
 def peak(): return next(int(x.split()[1]) for x in open("/proc/self/status") if x.startswith("VmHWM")) * 1024
 
@@ -314,10 +315,10 @@ def test_an_order_comes_back(tmp_path: Path) -> None:
     for kind in ("directed", "empty"):
         write_store(graph_of(dense_of(kind)), tmp_path / kind)
         graph, folder = open_store(tmp_path / kind), cuts_folder(tmp_path / kind)
-        made = find_or_make_locality(graph, settings, folder)
+        made = LOCALITY_ORDERS.find_or_make(graph, settings, folder)
         assert made.seconds is not None
         assert made.folder == folder / "locality-3-99"
-        again = find_or_make_locality(graph, settings, folder)
+        again = LOCALITY_ORDERS.find_or_make(graph, settings, folder)
         assert again.seconds is None
         assert same(again.cut, made.cut)
         assert again.cut.owners.counts == made.cut.owners.counts
@@ -327,7 +328,7 @@ def test_an_order_comes_back(tmp_path: Path) -> None:
             assert meta[name] == getattr(made.cut.statistics, name)
         assert meta["seconds"] == made.seconds
     with pytest.raises(StoreError, match="a different version of graph"):
-        find_or_make_locality(open_store(tmp_path / "directed"), settings, cuts_folder(tmp_path / "empty"))
+        LOCALITY_ORDERS.find_or_make(open_store(tmp_path / "directed"), settings, cuts_folder(tmp_path / "empty"))
 
 
 def test_figures_of_cluster_order_add_up() -> None:
