@@ -32,13 +32,10 @@ def gin(b: Builder, x: Value, width: int, last: bool) -> Value:
 class SelfWeight(PlainKind):
     """out = (1 + eps) * x with a parameter eps (1,)."""
 
+    title: ClassVar[str] = "self-weight {self.site}"
     has_parameters = True
     eps: str
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"self-weight {self.site}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         (x,) = value.operands
@@ -62,13 +59,10 @@ def weighted(rt: Runtime, eps: str, op: Op) -> None:
 class SelfWeightBack(PlainKind):
     """out = (1 + eps) * g."""
 
+    title: ClassVar[str] = "self-weight-grad {self.site}"
     in_place: ClassVar[tuple[int, ...]] = (0,)
     eps: str
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"self-weight-grad {self.site}"
 
     def run(self, rt: Runtime, op: Op) -> None:
         weighted(rt, self.eps, op)
@@ -78,13 +72,10 @@ class SelfWeightBack(PlainKind):
 class SelfWeightGrad(PlainKind):
     """The gradient of eps: the sum of g * x. Operands g and x."""
 
+    title: ClassVar[str] = "self-weight-sum {self.site}"
     stored = False
     eps: str
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"self-weight-sum {self.site}"
 
     @property
     def gradient_of(self) -> str:

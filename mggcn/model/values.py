@@ -90,6 +90,8 @@ class PlainKind:
     """The defaults that suit most kinds: the result is a new matrix with a row for each of the first operand's."""
 
     __slots__ = ()
+    title: ClassVar[str] = ""
+    """Label in which {self.site} stands for a field."""
     stored: ClassVar[bool] = True
     in_place: ClassVar[tuple[int, ...]] = ()
 
@@ -119,8 +121,8 @@ class PlainKind:
 
     @property
     def label(self) -> str:
-        """Return the kind's name."""
-        return type(self).__name__.lower()
+        """Return the title with its fields filled in, by default the kind's name."""
+        return self.title.format(self=self) or type(self).__name__.lower()
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         """Raise PlanError: nodes of a backward pass or a score have no gradient."""

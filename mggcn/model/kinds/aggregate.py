@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mggcn.aggregate.base import aggregate_name
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
@@ -160,13 +160,10 @@ def slots_of(rt: Runtime, scratch: Mapping[str, str]) -> list[Tensor]:
 class Panel(PlainKind):
     """Columns [first, first + width) of the dense input X become A_hat times them, in place, through the buffer `panel`."""
 
+    title: ClassVar[str] = "panel {self.first}"
     stored = False
     first: int
     width: int
-
-    @property
-    def label(self) -> str:
-        return f"panel {self.first}"
 
     def run(self, rt: Runtime, op: Op) -> None:
         inputs = rt.inputs.rows[OWNED]

@@ -139,13 +139,10 @@ class LargerGrad(PlainKind):
 class Activation(PlainKind):
     """out = f(z): elu (alpha 1), leaky_relu (SLOPE), or gelu by the error function, as torch's defaults."""
 
+    title: ClassVar[str] = "{self.name} {self.site}"
     in_place: ClassVar[tuple[int, ...]] = (0,)
     name: Literal["elu", "leaky_relu", "gelu"]
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} {self.site}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         # The derivatives of elu and leaky_relu follow from their results, so z need not be kept.
@@ -168,13 +165,10 @@ class Activation(PlainKind):
 class ActivationBack(PlainKind):
     """The gradient of z from that of f(z). Operands: g and the result of f, or for gelu its operand."""
 
+    title: ClassVar[str] = "{self.name}-grad {self.site}"
     in_place: ClassVar[tuple[int, ...]] = (0,)
     name: Literal["elu", "leaky_relu", "gelu"]
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}-grad {self.site}"
 
     def run(self, rt: Runtime, op: Op) -> None:
         import torch

@@ -76,6 +76,7 @@ class Linear(PlainKind):
     lowering sets.
     """
 
+    title: ClassVar[str] = "linear {self.layer}"
     has_parameters = True
     weight: str
     layer: int
@@ -83,10 +84,6 @@ class Linear(PlainKind):
     recomputed: EpilogueSpec | None = None
     added: str = ""
     block_rows: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"linear {self.layer}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         (x,) = value.operands
@@ -123,16 +120,13 @@ def recomputed_block(rt: Runtime, op: Op, x: Tensor, spec: EpilogueSpec, first_r
 class WeightGrad(PlainKind):
     """dW (D, E) = x^T g; recomputed: as of Linear, in order of the blocks. added: a second matrix of the same gradient."""
 
+    title: ClassVar[str] = "weight-grad {self.layer}"
     stored = False
     weight: str
     layer: int
     recomputed: EpilogueSpec | None = None
     added: str = ""
     block_rows: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"weight-grad {self.layer}"
 
     @property
     def gradient_of(self) -> str:
@@ -159,15 +153,12 @@ class WeightGrad(PlainKind):
 class LinearGrad(PlainKind):
     """dx (V, D) = finish(g (V, E) @ W^T); added: as of Linear."""
 
+    title: ClassVar[str] = "product-grad {self.layer}"
     weight: str
     layer: int
     finish: EpilogueSpec = NOTHING
     added: str = ""
     block_rows: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"product-grad {self.layer}"
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         weights = summed_weights(value.cols, value.operands[0].cols, self.added)
@@ -187,16 +178,13 @@ class InputGrad(PlainKind):
     Operands g and x; the result takes the place of x, or is stored beside it in another type. added: as of Linear.
     """
 
+    title: ClassVar[str] = "input-grad {self.layer}"
     in_place: ClassVar[tuple[int, ...]] = (1,)
     weight: str
     layer: int
     activation: ActivationGrad
     added: str = ""
     block_rows: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"input-grad {self.layer}"
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         block = {"block": Scratch(value.cols, self.block_rows)}
@@ -215,15 +203,12 @@ class InputGrad(PlainKind):
 class SparseLinear(PlainKind):
     """out (V, E) = finish(M @ W) with M the constant sparse input (V, D), or its values under this epoch's mask."""
 
+    title: ClassVar[str] = "sparse-linear {self.layer}"
     has_parameters = True
     weight: str
     layer: int
     dropped: bool
     finish: EpilogueSpec = NOTHING
-
-    @property
-    def label(self) -> str:
-        return f"sparse-linear {self.layer}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         (matrix,) = value.operands
@@ -240,14 +225,11 @@ class SparseLinear(PlainKind):
 class SparseWeightGrad(PlainKind):
     """dW (D, E) = M^T g with M as of SparseLinear. Operands M and g."""
 
+    title: ClassVar[str] = "sparse-weight-grad {self.layer}"
     stored = False
     weight: str
     layer: int
     dropped: bool
-
-    @property
-    def label(self) -> str:
-        return f"sparse-weight-grad {self.layer}"
 
     @property
     def gradient_of(self) -> str:

@@ -142,16 +142,13 @@ class ActivationGrad(PlainKind):
     out = row_scale * dz, dz = (h != 0) * keep * h_scale * g; sums: the bias whose gradient is the sum of dz's columns.
     """
 
+    title: ClassVar[str] = "activation-grad {self.layer}"
     in_place: ClassVar[tuple[int, ...]] = (1,)
     dropout: float
     h_scale: Scale
     layer: int
     row_scale: Scale = ""
     sums: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"activation-grad {self.layer}"
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         return partial_sums(value, sizes, self.sums)
@@ -190,13 +187,10 @@ def sum_partials(rt: Runtime, partials: Tensor | None, name: str) -> None:
 class BiasGrad(PlainKind):
     """db (D,) = the column sums of g, for a gradient that no kernel sums while computing it."""
 
+    title: ClassVar[str] = "bias-grad {self.layer}"
     stored = False
     bias: str
     layer: int
-
-    @property
-    def label(self) -> str:
-        return f"bias-grad {self.layer}"
 
     @property
     def gradient_of(self) -> str:
@@ -236,12 +230,9 @@ class Add(PlainKind):
 class Rounded(PlainKind):
     """out = z, rounded to the type of what is multiplied with the graph."""
 
+    title: ClassVar[str] = "rounded {self.what} {self.layer}"
     what: str
     layer: int
-
-    @property
-    def label(self) -> str:
-        return f"rounded {self.what} {self.layer}"
 
     def run(self, rt: Runtime, op: Op) -> None:
         rt.backend.finish(op.tensor(rt, 0), rt.buffer(op.out), Epilogue())

@@ -46,12 +46,9 @@ class Input(PlainKind):
 class DroppedValues(PlainKind):
     """The values of the sparse input under this epoch's mask, in both orders."""
 
+    title: ClassVar[str] = "input 1"
     stored = False
     probability: float
-
-    @property
-    def label(self) -> str:
-        return "input 1"
 
     def run(self, rt: Runtime, op: Op) -> None:
         inputs = rt.inputs
@@ -73,10 +70,6 @@ class Loss(PlainKind):
     row_scale: Scale = ""
     sums: str = ""
 
-    @property
-    def label(self) -> str:
-        return "loss"
-
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         return partial_sums(value, sizes, self.sums)
 
@@ -93,10 +86,6 @@ class Score(PlainKind):
     """Adds the target's counts for the three splits to rt.counts; the scores z stay readable after the program."""
 
     stored = False
-
-    @property
-    def label(self) -> str:
-        return "score"
 
     def run(self, rt: Runtime, op: Op) -> None:
         require(rt.inputs.rows[op.sets[0]].target).count(rt.backend, op.tensor(rt, 0), rt.counts)

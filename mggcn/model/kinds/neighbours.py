@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -42,11 +42,8 @@ def by_head(rows: Tensor, heads: int) -> Tensor:
 class Numbered(PlainKind):
     """out (V, D + 1) = [x | number of the vertex]; its gradient is that of x."""
 
+    title: ClassVar[str] = "numbered {self.site}"
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"numbered {self.site}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         return Adjoint((gradient,))
@@ -61,11 +58,8 @@ class Numbered(PlainKind):
 class Joined(PlainKind):
     """out = the operands' columns, one after the other."""
 
+    title: ClassVar[str] = "joined {self.site}"
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"joined {self.site}"
 
     def run(self, rt: Runtime, op: Op) -> None:
         out, first = rt.buffer(op.out), 0
@@ -95,15 +89,12 @@ class Scores(PlainKind):
     source, destination: parameters (H, C). The aggregation that reads it gives the complete gradient of x.
     """
 
+    title: ClassVar[str] = "scores {self.site}"
     has_parameters = True
     spec: AttentionSpec
     site: int
     source: str
     destination: str
-
-    @property
-    def label(self) -> str:
-        return f"scores {self.site}"
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         return {"t": Scratch(self.spec.heads)}
@@ -128,13 +119,10 @@ class AttentionMessage(PlainKind):
     where g is not zero, z is that operand less dropout's factor and the bias.
     """
 
+    title: ClassVar[str] = "attention-message {self.site}"
     spec: AttentionSpec
     site: int
     after: EpilogueSpec = NOTHING
-
-    @property
-    def label(self) -> str:
-        return f"attention-message {self.site}"
 
     @property
     def has_parameters(self) -> bool:
@@ -168,14 +156,11 @@ class ScoresGrad(PlainKind):
     Operands [dx | ds], dt and [x | ...].
     """
 
+    title: ClassVar[str] = "scores-grad {self.site}"
     spec: AttentionSpec
     site: int
     source: str
     destination: str
-
-    @property
-    def label(self) -> str:
-        return f"scores-grad {self.site}"
 
     def scratch(self, value: Value, sizes: Sizes) -> Mapping[str, Scratch]:
         return {"products": Scratch(self.spec.width, self.spec.heads)}
@@ -201,13 +186,10 @@ class ScoresGrad(PlainKind):
 class HeadWeightGrad(PlainKind):
     """The gradient of a (H, C) of GATv2 = the sums of the columns of its rows (V, D)."""
 
+    title: ClassVar[str] = "attention-weight-grad {self.site}"
     stored = False
     weight: str
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"attention-weight-grad {self.site}"
 
     @property
     def gradient_of(self) -> str:
@@ -260,12 +242,9 @@ def attend(x: Value, own: Value, rule: AttentionRule, block: Block) -> Value:
 class HeadMean(PlainKind):
     """out (V, C) = the mean over heads of x (V, D)."""
 
+    title: ClassVar[str] = "head-mean {self.site}"
     heads: int
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"head-mean {self.site}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         (x,) = value.operands
@@ -281,12 +260,9 @@ class HeadMean(PlainKind):
 class HeadMeanGrad(PlainKind):
     """out (V, D) = g (V, C) / H for every head."""
 
+    title: ClassVar[str] = "head-mean-grad {self.site}"
     heads: int
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"head-mean-grad {self.site}"
 
     def run(self, rt: Runtime, op: Op) -> None:
         out = rt.buffer(op.out)

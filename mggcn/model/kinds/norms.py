@@ -52,6 +52,7 @@ def totals_of(rt: Runtime, op: Op, partials: Tensor) -> Tensor:
 class LayerNorm(PlainKind):
     """out = gain * (z - mean) / sqrt(variance + eps) + bias, row by row (Ba et al. 2016, eq. 4)."""
 
+    title: ClassVar[str] = "layer-norm {self.site}"
     has_parameters = True
     in_place: ClassVar[tuple[int, ...]] = (0,)
     passes: ClassVar[int] = 2
@@ -59,10 +60,6 @@ class LayerNorm(PlainKind):
     gain: str
     bias: str
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"layer-norm {self.site}"
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         (z,) = value.operands
@@ -81,16 +78,13 @@ class LayerNormGrad(PlainKind):
     dz = scale * (h - mean(h) - y mean(h y)), h = gain * g, means over a row, y the standardised row.
     """
 
+    title: ClassVar[str] = "layer-norm-grad {self.site}"
     in_place: ClassVar[tuple[int, ...]] = (0,)
     passes: ClassVar[int] = 3
     operations: ClassVar[int] = 25
     gain: str
     bias: str
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"layer-norm-grad {self.site}"
 
     @property
     def gradient_of(self) -> str:
@@ -116,6 +110,7 @@ class BatchNorm(PlainKind):
     deviations, so that nothing cancels. The running statistics, which evaluation reads, move towards them by MOMENTUM.
     """
 
+    title: ClassVar[str] = "batch-norm {self.site}"
     has_parameters = True
     passes: ClassVar[int] = 4
     operations: ClassVar[int] = 9
@@ -125,10 +120,6 @@ class BatchNorm(PlainKind):
     variance: str
     site: int
     cols: int
-
-    @property
-    def label(self) -> str:
-        return f"batch-norm {self.site}"
 
     @property
     def sums_over_ranks(self) -> tuple[int, ...]:
@@ -189,6 +180,7 @@ class BatchNormGrad(PlainKind):
     dz = gain * scale * (g - (db + y dgain) / N): g of a copy is a part of its vertex's, the second term counts once.
     """
 
+    title: ClassVar[str] = "batch-norm-grad {self.site}"
     in_place: ClassVar[tuple[int, ...]] = (0,)
     passes: ClassVar[int] = 5
     operations: ClassVar[int] = 12
@@ -196,10 +188,6 @@ class BatchNormGrad(PlainKind):
     bias: str
     site: int
     cols: int
-
-    @property
-    def label(self) -> str:
-        return f"batch-norm-grad {self.site}"
 
     @property
     def gradient_of(self) -> str:
@@ -232,6 +220,7 @@ class BatchNormGrad(PlainKind):
 class RunningNorm(PlainKind):
     """out = gain * (z - mean) / sqrt(variance + eps) + bias with the running statistics, in evaluations."""
 
+    title: ClassVar[str] = "batch-norm {self.site}"
     has_parameters = True
     in_place: ClassVar[tuple[int, ...]] = (0,)
     passes: ClassVar[int] = 2
@@ -241,10 +230,6 @@ class RunningNorm(PlainKind):
     mean: str
     variance: str
     site: int
-
-    @property
-    def label(self) -> str:
-        return f"batch-norm {self.site}"
 
     def run(self, rt: Runtime, op: Op) -> None:
         scale = (rt.parameter(self.variance).double() + EPS).rsqrt()
