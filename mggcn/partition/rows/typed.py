@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.graph.csr import CSR, Array, Rows
+from mggcn.graph.csr import CSR
+from mggcn.graph.vertex_data import MappedRows
 from mggcn.partition.rows.tiles import Tile
-
-
-@dataclass(frozen=True, slots=True)
-class _AsWeights:
-    """Types read as float32, in which every uint16 is exact."""
-
-    types: Rows
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.types.shape
-
-    @property
-    def dtype(self) -> np.dtype[np.float32]:
-        return np.dtype(np.float32)
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * self.shape[0]
-
-    def read(self, start: int, stop: int) -> Array:
-        return self.types.read(start, stop).astype(np.float32)
-
-    def array(self) -> Array:
-        return self.read(0, self.shape[0])
 
 
 def typed_tiles(cut: Callable[[CSR], tuple[Tile, ...]], matrix: CSR) -> tuple[Tile, ...]:
@@ -48,7 +24,8 @@ def typed_tiles(cut: Callable[[CSR], tuple[Tile, ...]], matrix: CSR) -> tuple[Ti
     tiles = cut(plain)
     if matrix.types is None:
         return tiles
-    types = [_values(tile).astype(matrix.types.dtype) for tile in cut(replace(plain, values=_AsWeights(matrix.types)))]
+    as_weights = MappedRows(matrix.types, lambda types: types.astype(np.float32))  # every uint16 is exact
+    types = [_values(tile).astype(matrix.types.dtype) for tile in cut(replace(plain, values=as_weights))]
     degrees = [_values(tile) for tile in cut(replace(plain, values=matrix.type_degrees))]
     return tuple(
         replace(tile, types=of, values=_means(1.0 if tile.values is None else tile.values, degree))
