@@ -47,17 +47,13 @@ class ControlStore:
         self.call: Call | None = None
         """The last of them."""
         self._store = store
-        self._failure: str | None = None
-
-    @property
-    def failure(self) -> str | None:
+        self.failure: str | None = None
         """The first reason for an abort that this rank has seen."""
-        return self._failure
 
     def check(self) -> None:
         """Raises: CommError if a rank is known to have failed. Does not touch the store."""
-        if self._failure is not None:
-            raise CommError(self._failure)
+        if self.failure is not None:
+            raise CommError(self.failure)
 
     def begin(self, call: Call, *, recorded: bool = False) -> None:
         """Count a call, but none that is only recorded: a rank's recording may end early. Raises: CommError as `check`."""
@@ -67,13 +63,13 @@ class ControlStore:
 
     def abort(self, reason: str) -> None:
         """Tell all ranks to abort; they check every SLICE_S seconds. The first reason of any rank counts."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
         try:
             # compare_set writes only over nothing and returns what stands there: all ranks give the same reason.
-            self._failure = self._store.compare_set("aborted", "", reason).decode()
+            self.failure = self._store.compare_set("aborted", "", reason).decode()
         except RuntimeError:  # the host that holds the store is gone: the others lose it too
-            self._failure = self._failure or reason
+            self.failure = self.failure or reason
 
     def fail(self, reason: str) -> NoReturn:
         """Abort. Raises: CommError."""
@@ -85,12 +81,12 @@ class ControlStore:
         """Check whether another rank aborted; answer the roll call of a rank that timed out in call `number`."""
         number = self.number if number is None else number
         try:
-            if self._failure is None and self._store.check(["aborted"]):
-                self._failure = self._store.get("aborted").decode()
+            if self.failure is None and self._store.check(["aborted"]):
+                self.failure = self._store.get("aborted").decode()
             elif self._store.check([f"roll-{number}"]):
                 self._store.set(f"present-{number}-{self.rank}", "")
         except RuntimeError as error:
-            self._failure = self._failure or f"rank {self.rank} lost the host of the store: {error}"
+            self.failure = self.failure or f"rank {self.rank} lost the host of the store: {error}"
 
     def suspects(self, number: int) -> str:
         """Call the roll after a time-out and say whom the ranks in call `number` wait for. Takes up to ROLL_CALL_S."""

@@ -16,16 +16,11 @@ from mggcn.errors import CommError
 class SingleCommunicator:
     """Collectives over one rank: only `all_to_all` does anything; it copies."""
 
+    rank: int = 0
+    size: int = 1
+
     def __init__(self) -> None:
         self._failure: str | None = None
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return 1
 
     def use_stream(self, comm_stream: CommStream) -> None:
         """Do nothing: the copy of `all_to_all` runs on the rank's own stream."""

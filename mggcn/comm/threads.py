@@ -35,18 +35,11 @@ class ThreadCommunicator:
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self._world = world
-        self._rank = rank
+        self.rank: int = rank
+        self.size: int = world.size
         self._comm_stream: CommStream = HostStream()
         self._number = 0
         self._pending: deque[_ThreadEvent] = deque()
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._world.size
 
     def use_stream(self, comm_stream: CommStream) -> None:
         self._comm_stream = comm_stream
@@ -95,7 +88,7 @@ class ThreadCommunicator:
                 with self._comm_stream.working(head.after):
                     head.over = head.perform()
             except BaseException as error:
-                self._world.abort(f"rank {self._rank}: {error}")
+                self._world.abort(f"rank {self.rank}: {error}")
                 raise
 
     def _post(
@@ -106,22 +99,22 @@ class ThreadCommunicator:
                 after = self._comm_stream.record()
         self._number += 1
         number = self._number
-        meeting = self._world.post(number, self._rank, call, buf)
+        meeting = self._world.post(number, self.rank, call, buf)
         event = _ThreadEvent(self, after, lambda: perform(number, meeting))
         self._pending.append(event)
         return event
 
     def _copy_from_root(self, number: int, meeting: Meeting) -> list[Event]:
-        root = meeting.calls[self._rank].root
-        if self._rank == root:
+        root = meeting.calls[self.rank].root
+        if self.rank == root:
             # The root's buffer is free again only when the slowest copy of it has been made.
             self._reach(number, READY)
             others = [rank for rank in range(self.size) if rank != root]
-            copied = self._world.await_stage(number, meeting, FINISHED, others, self._rank)
+            copied = self._world.await_stage(number, meeting, FINISHED, others, self.rank)
             self._reach(number, FINISHED)
             return copied
         self._follow(number, meeting, READY, [root])
-        meeting.buffers[self._rank].view(-1).copy_(meeting.buffers[root].view(-1))
+        meeting.buffers[self.rank].view(-1).copy_(meeting.buffers[root].view(-1))
         return [self._reach(number, FINISHED)]
 
     def _sum_in_place(self, number: int, meeting: Meeting) -> list[Event]:
@@ -134,17 +127,17 @@ class ThreadCommunicator:
         self._follow(number, meeting, READY, everyone)
         flat = [meeting.buffers[rank].view(-1) for rank in everyone]
         count = flat[0].numel()
-        mine = slice(count * self._rank // self.size, count * (self._rank + 1) // self.size)
+        mine = slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
         for other in flat[1:]:
             flat[0][mine].add_(other[mine])
         self._reach(number, REDUCED)
         self._follow(number, meeting, REDUCED, everyone)
-        if self._rank != 0:
-            flat[self._rank].copy_(flat[0])
+        if self.rank != 0:
+            flat[self.rank].copy_(flat[0])
         copied = self._reach(number, FINISHED)
-        if self._rank != 0:
+        if self.rank != 0:
             return [copied]
-        return self._world.await_stage(number, meeting, FINISHED, everyone, self._rank)
+        return self._world.await_stage(number, meeting, FINISHED, everyone, self.rank)
 
     def _collect_rows(self, number: int, meeting: Meeting, out: Tensor) -> list[Event]:
         everyone = range(self.size)
@@ -153,26 +146,26 @@ class ThreadCommunicator:
         start = 0
         for rank in everyone:
             call = meeting.calls[rank]
-            rows = call.sends[self._rank]
-            first = sum(call.sends[: self._rank])
+            rows = call.sends[self.rank]
+            first = sum(call.sends[: self.rank])
             out[start : start + rows].view(-1).copy_(meeting.buffers[rank][first : first + rows].view(-1))
             start += rows
         self._reach(number, FINISHED)
-        return self._world.await_stage(number, meeting, FINISHED, everyone, self._rank)
+        return self._world.await_stage(number, meeting, FINISHED, everyone, self.rank)
 
     def _meet(self, number: int, meeting: Meeting) -> list[Event]:
-        self._world.await_stage(number, meeting, POSTED, range(self.size), self._rank)
+        self._world.await_stage(number, meeting, POSTED, range(self.size), self.rank)
         return [self._reach(number, FINISHED)]
 
     def _reach(self, number: int, stage: int) -> Event:
         """Announce the event after which this rank's comm stream has reached `stage`."""
         event = self._comm_stream.record()
-        self._world.reach(number, self._rank, stage, event)
+        self._world.reach(number, self.rank, stage, event)
         return event
 
     def _follow(self, number: int, meeting: Meeting, stage: int, ranks: Iterable[int]) -> None:
         """Order this rank's comm stream after `stage` of `ranks`."""
-        for event in self._world.await_stage(number, meeting, stage, ranks, self._rank):
+        for event in self._world.await_stage(number, meeting, stage, ranks, self.rank):
             event.wait()
 
 

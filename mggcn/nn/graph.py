@@ -56,10 +56,15 @@ class DeviceGraph:
         self._backend_of = backend_of or backends(device, threads, lists.sources.size)
         backend = self._any_backend
         given = None if lists.given is None else backend.upload(lists.given)
-        self._by_destination = EdgeRows(backend.sparse(lists.indptr, lists.sources, None), edge_ids=given)
+        self.by_destination: EdgeRows = EdgeRows(backend.sparse(lists.indptr, lists.sources, None), edge_ids=given)
+        """Edges grouped by destination, as reductions walk them."""
         self._by_source: EdgeRows | None = None
         self._symmetric = lists.symmetric
-        self._weights = None if lists.weights is None else backend.upload(lists.weights)
+        self.edge_weights: Tensor | None = None if lists.weights is None else backend.upload(lists.weights)
+        """The stored weights of a Graph's edges, float32 (E,) in the order of `edges()`; None if it has none.
+
+        Numbers of parallel edges are no weights: `edges()` has each of these.
+        """
 
     @classmethod
     def from_edges(cls, edges: Any, *, num_vertices: int | None = None, **options: Any) -> DeviceGraph:
@@ -96,32 +101,24 @@ class DeviceGraph:
     @property
     def num_vertices(self) -> int:
         """Number of vertices, N."""
-        return self._by_destination.matrix.num_rows
+        return self.by_destination.matrix.num_rows
 
     @property
     def num_edges(self) -> int:
         """Number of edges, E, repeated ones included."""
-        return self._by_destination.matrix.nnz
+        return self.by_destination.matrix.nnz
 
     @property
     def device(self) -> torch.device:
         """Device on which operands must be."""
-        return self._by_destination.matrix.indptr.device
-
-    @property
-    def edge_weights(self) -> Tensor | None:
-        """The stored weights of a Graph's edges, float32 (E,) in the order of `edges()`; None if it has none.
-
-        Numbers of parallel edges are no weights: `edges()` has each of these.
-        """
-        return self._weights
+        return self.by_destination.matrix.indptr.device
 
     def edges(self) -> Tensor:
         """Return sources and destinations, int64 (2, E), in the order of the rows of edge operands.
 
         Cost: 40 bytes for each edge while it runs.
         """
-        matrix, given = self._by_destination.matrix, self._by_destination.edge_ids
+        matrix, given = self.by_destination.matrix, self.by_destination.edge_ids
         vertices = torch.arange(self.num_vertices, device=self.device)
         pairs = torch.stack([matrix.indices.long(), torch.repeat_interleave(vertices, matrix.indptr.diff())])
         if given is None:
@@ -129,11 +126,6 @@ class DeviceGraph:
         in_order = torch.empty_like(pairs)
         in_order[:, given.long()] = pairs
         return in_order
-
-    @property
-    def by_destination(self) -> EdgeRows:
-        """Edges grouped by destination, as reductions walk them."""
-        return self._by_destination
 
     @property
     def by_source(self) -> EdgeRows:
@@ -158,7 +150,7 @@ class DeviceGraph:
         return self._backend_of(torch.float32, 1)
 
     def _transposed(self) -> EdgeRows:
-        matrix, backend = self._by_destination.matrix, self._any_backend
+        matrix, backend = self.by_destination.matrix, self._any_backend
         indptr, ends, place = edge_lists.by_source(matrix.indptr.cpu().numpy(), matrix.indices.cpu().numpy())
         transposed = matrix if self._symmetric else backend.sparse(indptr, ends, None)
-        return EdgeRows(transposed, backend.upload(place), matrix.indptr, self._by_destination.edge_ids)
+        return EdgeRows(transposed, backend.upload(place), matrix.indptr, self.by_destination.edge_ids)

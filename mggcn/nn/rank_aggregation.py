@@ -60,7 +60,8 @@ class RankAggregation:
         # A matrix for the vertex itself stands for self-loops, which would have no relation.
         loopless = dataclasses.replace(options, self_loops=False)
         self._typed_context = dataclasses.replace(context, graph=graph, options=loopless)
-        self._backend = backend
+        self.backend: KernelBackend = backend
+        """The kernels of this rank."""
         self._dtype = STORAGE[run.precision]
         self.panel = 2**31 if DEVICES[run.device].is_host else PANEL
         """Most columns of a sparse product."""
@@ -89,17 +90,12 @@ class RankAggregation:
         """The aggregation over entries by relation, built when first used. Collective."""
         return self._built(self._typed_context)
 
-    @property
-    def backend(self) -> KernelBackend:
-        """The kernels of this rank."""
-        return self._backend
-
     def apply(self, x: Tensor, *, adjoint: bool) -> Tensor:
         """Return S_r A^T S_c x, or S_c A S_r x, as a new contiguous tensor (V, D). Collective.
 
         Raises: CommError if another rank has another D, or runs the other direction.
         """
-        self._backend.activate()
+        self.backend.activate()
         self._agree("sum", x.shape[1], adjoint, like=x)
         out = self.padded(x.shape[1], x)
         for first in range(0, x.shape[1], self.panel):
@@ -116,7 +112,7 @@ class RankAggregation:
         complete gradient. local: as EdgeOp.begin takes it. by_relation: whether the operation reads entries by relation,
         without self-loops; the edges must have types. Raises: as apply; PlanError if the strategy cannot run the operation.
         """
-        self._backend.activate()
+        self.backend.activate()
         self._agree(op.name, cols, backward, like=h)
         buffers = self._buffers(cols, op)
         aggregation = self._by_relation if by_relation else self._aggregation
@@ -182,7 +178,7 @@ class RankAggregation:
         """The strategy's buffers for a width and an operation, the same for all that need the same."""
         specs = tuple(self._plan.buffers("aggregate", cols, self._dtype, op))
         if specs not in self._slots:
-            memory = self._backend.allocate(sum(spec.nbytes for spec in specs))
+            memory = self.backend.allocate(sum(spec.nbytes for spec in specs))
             self._slots[specs], start = [], 0
             for spec in specs:
                 self._slots[specs].append(buffer_view(memory, Placement(spec, 0, 0, start)))

@@ -47,6 +47,9 @@ class CpuBackend:
     figures: what the model knows of this machine; isa: forces an instruction set.
     """
 
+    queue_s: float = 0.0
+    partials: int = PARTIALS
+
     def __init__(
         self,
         dtype: torch.dtype,
@@ -56,7 +59,7 @@ class CpuBackend:
         wrap_spmm: WrapSpmm | None = None,
         figures: Figures = ASSUMED,
     ) -> None:
-        self._dtype = dtype
+        self.dtype: torch.dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self.team: Team = Team(threads)
         self._isa = isa or native.isa()
@@ -72,18 +75,6 @@ class CpuBackend:
         dense = self.dense_products.name
         apart = f" (dense products: {dense})" * (dense != self._isa)
         return f"cpu {self._isa}{apart}, {self.team.planned} thread{'s' * (self.team.planned > 1)}"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def partials(self) -> int:
-        return PARTIALS
-
-    @property
-    def queue_s(self) -> float:
-        return 0.0
 
     @property
     def work_space_bytes(self) -> int:
@@ -154,7 +145,7 @@ class CpuBackend:
             _begin(gradient.partials)
         self._run(
             "mggcn_activation_grad_",
-            self._dtype,
+            self.dtype,
             *strided(g),
             *strided(h),
             *strided(to),
@@ -212,7 +203,7 @@ class CpuBackend:
         _begin(partials)
         of_rows = (*strided(z), *z.shape, address(target.labels), address(target.mask), target.inv_count)
         sums = (address(row_scale), address(loss), address(partials))
-        self._run(name, self._dtype, *of_rows, *options, *sums)
+        self._run(name, self.dtype, *of_rows, *options, *sums)
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
         self._count("mggcn_confusion_", z, labels, mask, counts)
@@ -221,7 +212,7 @@ class CpuBackend:
         self._count("mggcn_entry_counts_", z, labels, mask, counts)
 
     def _count(self, kernel: str, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        self._run(kernel, self._dtype, *strided(z), *z.shape, address(labels), address(mask), address(counts))
+        self._run(kernel, self.dtype, *strided(z), *z.shape, address(labels), address(mask), address(counts))
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
         args = ctypes.byref(dropout_args(dropout))
@@ -271,15 +262,15 @@ class CpuBackend:
 
     @property
     def edges(self) -> CpuEdges:
-        return CpuEdges(self._dtype, self.team, self._isa)
+        return CpuEdges(self.dtype, self.team, self._isa)
 
     @property
     def neighbours(self) -> CpuNeighbours:
-        return CpuNeighbours(self._dtype, self.team, self._isa)
+        return CpuNeighbours(self.dtype, self.team, self._isa)
 
     @property
     def norms(self) -> CpuNorms:
-        return CpuNorms(self._dtype, self.team, self._isa)
+        return CpuNorms(self.dtype, self.team, self._isa)
 
 
 def _begin(partials: Tensor | None) -> None:

@@ -132,15 +132,11 @@ class CpuSpmm:
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._team = team
         self._isa = isa
-        self._figures = figures
+        self.figures: Figures = figures
+        """What the model knows of this machine."""
         self._workspace = workspace
         self._choices = choices
         self._products: dict[tuple[int, int, int, bool], Product] = {}
-
-    @property
-    def figures(self) -> Figures:
-        """The measured figures of this machine, by which the model chooses."""
-        return self._figures
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -166,7 +162,7 @@ class CpuSpmm:
             choice = self._choices.get(key_of(traits, width, item, summed=summed))
             unfit = "" if choice is None else self._unfit(traits, h, out, choice)
             if choice is None or unfit:
-                choice = choose_spmm(traits, width, item, self._figures, summed=summed)
+                choice = choose_spmm(traits, width, item, self.figures, summed=summed)
             if unfit:
                 choice = dataclasses.replace(choice, reason=f"{choice.reason}; not as measured: {unfit}")
             # The pattern keeps its schedule alive, so no other schedule can get the same id.
@@ -177,7 +173,7 @@ class CpuSpmm:
     def candidates(self, product: Product) -> dict[str, SpmmChoice]:
         """Return the variants of a product by name; the first is plain rows."""
         traits: MatrixTraits = product.pattern.schedule.traits
-        return candidates(traits, product.width, product.item, self._figures, summed=product.summed)
+        return candidates(traits, product.width, product.item, self.figures, summed=product.summed)
 
     def proposals(
         self, product: Product, adj: Sparse, h: Tensor, out: Tensor
@@ -185,7 +181,7 @@ class CpuSpmm:
         """Implement SparseProducts.proposals. Touches the work space, so that no variant pays for first use of pages."""
         traits: MatrixTraits = product.pattern.schedule.traits
         width, item, summed = product.width, product.item, product.summed
-        variants = worth_timing(traits, width, item, self._figures, product.choice, summed=summed)
+        variants = worth_timing(traits, width, item, self.figures, product.choice, summed=summed)
         largest = max(variant_bytes(traits, width, item, variant) for variant in variants)
         with self._workspace.lock:
             self._workspace.take(largest).zero_()
@@ -272,9 +268,9 @@ class CpuSpmm:
                 f"a panel has rows of whole cache lines, multiples of {LINE // h.itemsize} columns; got {chosen.panel}"
             )
         packed = traits.columns * chosen.panel * h.itemsize
-        if packed > self._figures.near_bytes:
+        if packed > self.figures.near_bytes:
             return (
-                f"a packed panel takes at most {self._figures.near_bytes} bytes, those that are near here and "
+                f"a packed panel takes at most {self.figures.near_bytes} bytes, those that are near here and "
                 f"that plans reckon with; {chosen.panel} columns of {traits.columns} rows take {packed}"
             )
         return ""

@@ -40,6 +40,10 @@ class CudaBackend:
     choices: measured slices of our own sparse products, which override the cost model's. wrap_spmm: wraps them.
     """
 
+    partials: int = rows.PARTIALS
+    queue_s: float = QUEUE_S
+    fuses_products: bool = False
+
     def __init__(
         self,
         dtype: torch.dtype,
@@ -49,7 +53,7 @@ class CudaBackend:
         choices: Choices = NO_CHOICES,
         wrap_spmm: WrapSpmm | None = None,
     ) -> None:
-        self._dtype = dtype
+        self.dtype: torch.dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
         self._device = device
         types = {dtype} if dtype == torch.float64 else {torch.float32, torch.bfloat16}
@@ -79,18 +83,6 @@ class CudaBackend:
     def name(self) -> str:
         traits = self._device.traits
         return f"{traits.name}, sm_{traits.capability[0]}{traits.capability[1]}"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
-    @property
-    def partials(self) -> int:
-        return rows.PARTIALS
-
-    @property
-    def queue_s(self) -> float:
-        return QUEUE_S
 
     @property
     def comm_stream(self) -> CommStream:
@@ -127,10 +119,6 @@ class CudaBackend:
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
         self._spmm[h.dtype].multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
 
-    @property
-    def fuses_products(self) -> bool:
-        return False
-
     def matmul(
         self,
         a: Tensor,
@@ -156,7 +144,7 @@ class CudaBackend:
     def activation_grad(
         self, g: Tensor, h: Tensor, gradient: Gradient, first_row: int = 0, out: Tensor | None = None
     ) -> None:
-        rows.activation_grad(self._kernels[self._dtype], g, h, gradient, first_row, out)
+        rows.activation_grad(self._kernels[self.dtype], g, h, gradient, first_row, out)
 
     def product_grad(
         self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
@@ -170,7 +158,7 @@ class CudaBackend:
         self, z: Tensor, target: LossTarget, row_scale: Tensor | None, loss: Tensor, partials: Tensor | None
     ) -> None:
         sums = rows.LossSums(loss, partials, self._losses, self._arrived)
-        rows.softmax_xent(self._kernels[self._dtype], z, target, row_scale, sums)
+        rows.softmax_xent(self._kernels[self.dtype], z, target, row_scale, sums)
 
     def entry_loss(
         self,
@@ -182,13 +170,13 @@ class CudaBackend:
         partials: Tensor | None,
     ) -> None:
         sums = rows.LossSums(loss, partials, self._losses, self._arrived)
-        rows.entry_loss(self._kernels[self._dtype], kind, z, target, row_scale, sums)
+        rows.entry_loss(self._kernels[self.dtype], kind, z, target, row_scale, sums)
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        rows.confusion(self._kernels[self._dtype], z, labels, mask, counts)
+        rows.confusion(self._kernels[self.dtype], z, labels, mask, counts)
 
     def entry_counts(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
-        rows.entry_counts(self._kernels[self._dtype], z, labels, mask, counts)
+        rows.entry_counts(self._kernels[self.dtype], z, labels, mask, counts)
 
     def dropout_values(self, matrix: Sparse, out: Tensor, row_ids: Tensor, dropout: Dropout) -> None:
         rows.dropout_values(self._kernels[self._real], matrix, out, row_ids, dropout)
@@ -203,7 +191,7 @@ class CudaBackend:
         rows.move_rows(self._kernels[source.dtype], "scatter_add_rows", source, index, out)
 
     def epoch_end(self, step: Step, books: Books) -> Callable[[], None]:
-        return epoch_end(self._kernels[self._dtype], self.upload, step, books)
+        return epoch_end(self._kernels[self.dtype], self.upload, step, books)
 
     def record(self) -> Event:
         return self._device.record()
@@ -219,12 +207,12 @@ class CudaBackend:
 
     @property
     def edges(self) -> CudaEdges:
-        return CudaEdges(self._kernels[self._dtype])
+        return CudaEdges(self._kernels[self.dtype])
 
     @property
     def neighbours(self) -> CudaNeighbours:
-        return CudaNeighbours(self._kernels[self._dtype])
+        return CudaNeighbours(self._kernels[self.dtype])
 
     @property
     def norms(self) -> CudaNorms:
-        return CudaNorms(self._kernels[self._dtype])
+        return CudaNorms(self._kernels[self.dtype])

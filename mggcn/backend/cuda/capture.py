@@ -67,12 +67,7 @@ class Captured:
         self._refusals = refusals
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._state = "eager"
-
-    @property
-    def state(self) -> str:
-        """See Repeatable.state."""
-        return self._state
+        self.state: str = "eager"
 
     def __call__(self) -> None:
         if self._calls == WARM_CALLS:
@@ -89,9 +84,9 @@ class Captured:
         graph, reason = (None, earlier) if earlier else self._record()
         refused, speaks = self._agree(reason)
         if not refused:
-            self._graph, self._state = graph, "captured"
+            self._graph, self.state = graph, "captured"
             return
-        self._state = f"refused: {earlier or refused}"
+        self.state = f"refused: {earlier or refused}"
         if graph is not None:
             graph.reset()
         if not earlier:

@@ -94,17 +94,19 @@ class CudaDevice:
     def __init__(self, index: int, *, capture: bool) -> None:
         cupy = import_cupy()
         torch.cuda.set_device(index)
-        self._torch_device = torch.device("cuda", index)
+        self.torch_device: torch.device = torch.device("cuda", index)
         self._cupy = cupy
         self._capture = capture
-        self._compute = torch.cuda.Stream(self._torch_device)
+        self._compute = torch.cuda.Stream(self.torch_device)
         self._uploads = Uploads(_pinned, _send)
-        self._comm_stream = CudaCommStream(torch.cuda.Stream(self._torch_device, priority=-1), self._compute)
+        self.comm_stream: CudaCommStream = CudaCommStream(
+            torch.cuda.Stream(self.torch_device, priority=-1), self._compute
+        )
         # CuPy keeps no reference of its own to the current stream.
         self._cupy_stream = cupy_stream(cupy, self._compute.cuda_stream, index)
         self.activate()
-        figures = torch.cuda.get_device_properties(self._torch_device)
-        self._traits = DeviceTraits(
+        figures = torch.cuda.get_device_properties(self.torch_device)
+        self.traits: DeviceTraits = DeviceTraits(
             figures.name,
             (figures.major, figures.minor),
             figures.multi_processor_count,
@@ -113,25 +115,13 @@ class CudaDevice:
 
     def activate(self) -> None:
         """Make the rank's stream the thread's current one in torch and CuPy, after all that the thread has queued."""
-        torch.cuda.set_device(self._torch_device)
+        torch.cuda.set_device(self.torch_device)
         before = torch.cuda.current_stream()
         if before != self._compute:
             self._compute.wait_stream(before)
             torch.cuda.set_stream(self._compute)
-        self._cupy.cuda.Device(self._torch_device.index).use()
+        self._cupy.cuda.Device(self.torch_device.index).use()
         self._cupy_stream.use()
-
-    @property
-    def torch_device(self) -> torch.device:
-        return self._torch_device
-
-    @property
-    def traits(self) -> DeviceTraits:
-        return self._traits
-
-    @property
-    def comm_stream(self) -> CudaCommStream:
-        return self._comm_stream
 
     @property
     def cusparse(self) -> Library:
@@ -160,15 +150,15 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         self._compute.synchronize()
-        self._comm_stream._stream.synchronize()
+        self.comm_stream._stream.synchronize()
 
     def peak_bytes(self) -> int:
         """Return the peak of torch's allocator plus all other memory in use on the GPU now: exact if no other process
         uses it.
         """
-        free, total = torch.cuda.mem_get_info(self._torch_device)
-        others = total - free - torch.cuda.memory_reserved(self._torch_device)
-        return others + torch.cuda.max_memory_reserved(self._torch_device)
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        others = total - free - torch.cuda.memory_reserved(self.torch_device)
+        return others + torch.cuda.max_memory_reserved(self.torch_device)
 
 
 def _pinned(nbytes: int) -> Tensor:

@@ -35,6 +35,9 @@ class RowStats:
     kind: Literal["rows"] = "rows"
     reuse: Reuse = UNKNOWN
     required: tuple[RequiredRows, ...] = ()
+    # Owner and row; halo and slice number the vertices once more.
+    assignment_bytes = 12
+    kept_bytes = 6
 
     @cached_property
     def num_entries(self) -> int:
@@ -43,15 +46,6 @@ class RowStats:
     @property
     def exact(self) -> bool:
         return self.tiles.exact
-
-    @property
-    def assignment_bytes(self) -> int:
-        # Owner and row; halo and slice number the vertices once more.
-        return 12
-
-    @property
-    def kept_bytes(self) -> int:
-        return 6
 
     def to_dict(self) -> dict[str, Any]:
         stats = {"kind": self.kind, "counts": list(self.counts), "reuse": self.reuse.to_dict()}
