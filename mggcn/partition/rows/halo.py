@@ -5,7 +5,6 @@ N vertices, V rows of this rank, K rows of its halo, P ranks.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +12,8 @@ import numpy.typing as npt
 
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.order import Assignment
-from mggcn.partition.rows.shard import ShardOptions
-from mggcn.partition.rows.tiles import EVERYTHING, RowColumnMask, Tile, build_tiles
-from mggcn.partition.rows.typed import typed_tiles
+from mggcn.partition.rows.shard import ShardOptions, cut_tiles
+from mggcn.partition.rows.tiles import EVERYTHING, RowColumnMask, Tile
 from mggcn.partition.statistics import COUNTED
 from mggcn.partition.sweep import sweep
 
@@ -100,16 +98,7 @@ def _build(
         received.append(int(ids.size))
     # Other ranks' rows that are not needed have no entry here, so their numbers do not matter.
     two = Assignment((owners.owner != rank).astype(np.uint16), local, (owners.counts[rank], sum(received)))
-    build = functools.partial(
-        build_tiles,
-        owners=two,
-        rank=0,
-        self_loops=options.self_loops,
-        dtype=options.dtype,
-        threads=options.threads,
-        only=only,
-    )
-    own, halo = typed_tiles(build, matrix)
+    own, halo = cut_tiles(matrix, two, 0, options, only)
     receivers, rows = toward
     sent = np.bincount(receivers, minlength=owners.num_ranks)
     return Halo(own, halo, tuple(received), rows, tuple(int(n) for n in sent))

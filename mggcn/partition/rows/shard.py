@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.graph.csr import Graph
+from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
-from mggcn.partition.rows.tiles import RowColumnMask, Tile, build_tiles, degrees, scales
+from mggcn.partition.rows.tiles import EVERYTHING, RowColumnMask, Tile, build_tiles, degrees, scales
 from mggcn.partition.rows.typed import typed_tiles
 
 
@@ -82,6 +82,17 @@ def row_tiles(
     required: bool (N,), of A^T the rows, and of A the columns, that are taken: two matrices then, whatever the graph.
     Cost: two sweeps per direction. Raises: GraphError for a tile that is too large.
     """
+    if required is not None:
+        rows, cols = RowColumnMask(rows=required), RowColumnMask(cols=required)
+        return cut_tiles(graph.adj_t, owners, rank, options, rows), cut_tiles(graph.adj, owners, rank, options, cols)
+    tiles = cut_tiles(graph.adj_t, owners, rank, options)
+    return tiles, tiles if graph.symmetric else cut_tiles(graph.adj, owners, rank, options)
+
+
+def cut_tiles(
+    matrix: CSR, owners: Assignment, rank: int, options: ShardOptions, only: RowColumnMask = EVERYTHING
+) -> tuple[Tile, ...]:
+    """Return a rank's rows of a matrix, by the owners of the columns. Cost: two sweeps. Raises: GraphError."""
     build = functools.partial(
         build_tiles,
         owners=owners,
@@ -89,11 +100,6 @@ def row_tiles(
         self_loops=options.self_loops,
         dtype=options.dtype,
         threads=options.threads,
+        only=only,
     )
-    if required is not None:
-        rows, cols = RowColumnMask(rows=required), RowColumnMask(cols=required)
-        return typed_tiles(functools.partial(build, only=rows), graph.adj_t), typed_tiles(
-            functools.partial(build, only=cols), graph.adj
-        )
-    tiles = typed_tiles(build, graph.adj_t)
-    return tiles, tiles if graph.symmetric else typed_tiles(build, graph.adj)
+    return typed_tiles(build, matrix)
