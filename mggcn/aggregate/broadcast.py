@@ -102,44 +102,36 @@ class BroadcastPlan:
         return RankAggregations(broadcast, broadcast)
 
 
+@dataclass(frozen=True, eq=False)
 class Broadcast(Aggregation):
     """The strategy on one rank; tiles and tiles_t hold one sparse matrix per owner of the columns."""
 
     exact = True
-
-    def __init__(
-        self,
-        plan: BroadcastPlan,
-        tiles: Sequence[Sparse],
-        tiles_t: Sequence[Sparse],
-        comm: Communicator,
-        backend: KernelBackend,
-    ) -> None:
-        self._plan = plan
-        self._tiles = tiles
-        self._tiles_t = tiles_t
-        self._comm = comm
-        self._backend = backend
+    plan: BroadcastPlan
+    tiles: Sequence[Sparse]
+    tiles_t: Sequence[Sparse]
+    comm: Communicator
+    backend: KernelBackend
 
     def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        self._staged(op, self._tiles, h, target, buffers)
+        self._staged(op, self.tiles, h, target, buffers)
 
     def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        self._staged(op, self._tiles_t, g, target, buffers)
+        self._staged(op, self.tiles_t, g, target, buffers)
 
     def _staged(
         self, op: EdgeOp, tiles: Sequence[Sparse], dense: Tensor, target: Target, slots: Sequence[Tensor]
     ) -> None:
-        me, size = self._plan.rank, len(self._plan.counts)
+        me, size = self.plan.rank, len(self.plan.counts)
         remote = [j for j in range(size) if j != me]
         last = remote[-1] if remote else me
         width = dense.shape[1]
-        blocks = {j: slots[k % len(slots)][: self._plan.counts[j], :width] for k, j in enumerate(remote)}
+        blocks = {j: slots[k % len(slots)][: self.plan.counts[j], :width] for k, j in enumerate(remote)}
         blocks[me] = dense
         arrivals: list[Event] = []
         for root in range(min(2, size)):
-            arrivals.append(self._send(blocks[root], root, self._backend.record()))
-        result = op.begin(self._backend, target)
+            arrivals.append(self._send(blocks[root], root, self.backend.record()))
+        result = op.begin(self.backend, target)
         result.tile(tiles[me], dense, last=last == me)
         for j in range(size):
             arrivals[j].wait()
@@ -147,8 +139,8 @@ class Broadcast(Aggregation):
                 result.tile(tiles[j], blocks[j], last=j == last)
             if j + 2 < size:
                 # The slot of stage j + 2 fed a tile that this event has seen: stage j's, or stage j - 1's if j is ours.
-                arrivals.append(self._send(blocks[j + 2], j + 2, self._backend.record()))
+                arrivals.append(self._send(blocks[j + 2], j + 2, self.backend.record()))
         result.end()
 
     def _send(self, block: Tensor, root: int, after: Event) -> Event:
-        return self._comm.broadcast(padded_rows(block), root, after)
+        return self.comm.broadcast(padded_rows(block), root, after)

@@ -169,39 +169,36 @@ def _upload(halo: Halo, backend: KernelBackend) -> _Side:
     return _Side(own, others[0] if others else None, backend.upload(halo.rows))
 
 
+@dataclass(frozen=True, eq=False)
 class HaloExchange(Aggregation):
     """The strategy on one rank; a symmetric graph has one side for both directions."""
 
     exact = True
-
-    def __init__(
-        self, plan: HaloPlan, forward: _Side, backward: _Side, comm: Communicator, backend: KernelBackend
-    ) -> None:
-        self._plan = plan
-        self._forward = forward
-        self._backward = backward
-        self._comm = comm
-        self._backend = backend
+    plan: HaloPlan
+    side: _Side
+    side_t: _Side
+    comm: Communicator
+    backend: KernelBackend
 
     def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        self._aggregate(op, self._forward, self._plan.forward, h, target, buffers)
+        self._aggregate(op, self.side, self.plan.forward, h, target, buffers)
 
     def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        self._aggregate(op, self._backward, self._plan.backward, g, target, buffers)
+        self._aggregate(op, self.side_t, self.plan.backward, g, target, buffers)
 
     def _aggregate(
         self, op: EdgeOp, side: _Side, exchange: Exchange, dense: Tensor, target: Target, buffers: Sequence[Tensor]
     ) -> None:
         if side.halo is None:
-            single_tile(op, self._backend, side.own, dense, target)
+            single_tile(op, self.backend, side.own, dense, target)
             return
         width = dense.shape[1]
         sent, halo = buffers[0][: exchange.num_sent], buffers[1][: exchange.num_received]
-        self._backend.gather_rows(dense, side.rows, sent[:, :width])
-        arrival = self._comm.all_to_all(
-            padded_rows(halo), padded_rows(sent), exchange.received, exchange.sent, self._backend.record()
+        self.backend.gather_rows(dense, side.rows, sent[:, :width])
+        arrival = self.comm.all_to_all(
+            padded_rows(halo), padded_rows(sent), exchange.received, exchange.sent, self.backend.record()
         )
-        result = op.begin(self._backend, target)
+        result = op.begin(self.backend, target)
         result.tile(side.own, dense, last=False)
         arrival.wait()
         result.tile(side.halo, halo[:, :width], last=True)

@@ -163,6 +163,7 @@ class _Piece:
     second: Tensor
 
 
+@dataclass(frozen=True, eq=False)
 class Slice(Aggregation):
     """The strategy on one rank; matrix, matrix_t (N, N): the whole of A^T and of A, this rank's vertices first.
 
@@ -182,29 +183,25 @@ class Slice(Aggregation):
     """
 
     exact = True
-
-    def __init__(
-        self, plan: SlicePlan, matrix: Sparse, matrix_t: Sparse, comm: Communicator, backend: KernelBackend
-    ) -> None:
-        self._plan = plan
-        self._matrix = matrix
-        self._matrix_t = matrix_t
-        self._comm = comm
-        self._backend = backend
+    plan: SlicePlan
+    matrix: Sparse
+    matrix_t: Sparse
+    comm: Communicator
+    backend: KernelBackend
 
     def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        self._aggregate(op, self._matrix, h, target, buffers)
+        self._aggregate(op, self.matrix, h, target, buffers)
 
     def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        self._aggregate(op, self._matrix_t, g, target, buffers)
+        self._aggregate(op, self.matrix_t, g, target, buffers)
 
     def _aggregate(self, op: EdgeOp, matrix: Sparse, dense: Tensor, target: Target, buffers: Sequence[Tensor]) -> None:
         if not buffers:
-            single_tile(op, self._backend, matrix, dense, target)
+            single_tile(op, self.backend, matrix, dense, target)
             return
         if not op.columnwise:
-            heads = self._plan.heads(op, dense.itemsize)
-            HeadExchange(heads, self._comm, self._backend, buffers).run(matrix, dense, target)
+            heads = self.plan.heads(op, dense.itemsize)
+            HeadExchange(heads, self.comm, self.backend, buffers).run(matrix, dense, target)
             return
         out, epilogue = target.out, target.epilogue
         pieces = self._pieces(dense, buffers)
@@ -216,11 +213,11 @@ class Slice(Aggregation):
             arrival.wait()
             self._unpack(piece, out, COPY if epilogue is None or whole else epilogue)
         if epilogue is not None and whole:
-            self._backend.finish(out, out, epilogue)
+            self.backend.finish(out, out, epilogue)
 
     def _pieces(self, dense: Tensor, buffers: Sequence[Tensor]) -> list[_Piece]:
         """Return the pieces of an operand, with the slots divided as in the plan."""
-        plan, item, pieces, start = self._plan, dense.itemsize, [], 0
+        plan, item, pieces, start = self.plan, dense.itemsize, [], 0
         deal = ColumnPartition.of(dense.shape[1], len(plan.counts), item)
         deals = deal.halves() if plan.overlaps else (deal,)
         for piece, part in zip(deals, plan.parts(dense.shape[1], item), strict=True):
@@ -233,25 +230,25 @@ class Slice(Aggregation):
     def _pack(self, piece: _Piece, dense: Tensor) -> Event:
         """Pack a piece's slices of these rows one after the other, and send each rank its slice."""
         for part, columns in self._blocks(piece.first, piece.second, piece.deal):
-            self._backend.finish(dense[:, columns], part, COPY)
+            self.backend.finish(dense[:, columns], part, COPY)
         return self._swap(piece, back=False)
 
     def _multiply(self, op: EdgeOp, matrix: Sparse, piece: _Piece, arrival: Event) -> Event:
         """Multiply this rank's slice of a piece, once it has arrived, and send the others their rows."""
         arrival.wait()
-        columns = piece.deal.columns[self._plan.rank]
+        columns = piece.deal.columns[self.plan.rank]
         if columns.stop > columns.start:
             everything, product = (
-                _matrix(slot, self._plan.num_vertices, columns, piece.deal, self._plan.rank)
+                _matrix(slot, self.plan.num_vertices, columns, piece.deal, self.plan.rank)
                 for slot in (piece.second, piece.first)
             )
             # Slices of a columnwise op are results of their own; the epilogue follows where rows are whole again.
-            single_tile(op, self._backend, matrix, everything, Target(product))
+            single_tile(op, self.backend, matrix, everything, Target(product))
         return self._swap(piece, back=True)
 
     def _swap(self, piece: _Piece, *, back: bool) -> Event:
         """Send the others' slices of these rows, receive this rank's slice of theirs, or back."""
-        counts, me, deal = self._plan.counts, self._plan.rank, piece.deal
+        counts, me, deal = self.plan.counts, self.plan.rank, piece.deal
         mine = deal.units[me]
         slices = [0 if rank == me else counts[me] * units for rank, units in enumerate(deal.units)]
         rows = [0 if rank == me else count * mine for rank, count in enumerate(counts)]
@@ -262,22 +259,22 @@ class Slice(Aggregation):
             target[: sum(received) * deal.unit].view(-1, deal.unit),
             source[: sum(sent) * deal.unit].view(-1, deal.unit),
         )
-        return self._comm.all_to_all(out, buf, received, sent, self._backend.record())
+        return self.comm.all_to_all(out, buf, received, sent, self.backend.record())
 
     def _unpack(self, piece: _Piece, out: Tensor, epilogue: Epilogue) -> None:
         """Out = epilogue of a piece's slices, each in its columns."""
         for part, columns in self._blocks(piece.second, piece.first, piece.deal):
             bias = epilogue.bias
             of_columns = dataclasses.replace(epilogue, bias=None if bias is None else bias[columns])
-            self._backend.finish(part, out[:, columns], of_columns)
+            self.backend.finish(part, out[:, columns], of_columns)
 
     def _blocks(self, others: Tensor, own: Tensor, deal: ColumnPartition) -> list[tuple[Tensor, slice]]:
         """Return this rank's rows of every non-empty slice, with its columns: the other ranks' slices one after
         another in the slot `others`, its own at the start of the slot `own`.
         """
-        rows, blocks, start = self._plan.counts[self._plan.rank], [], 0
+        rows, blocks, start = self.plan.counts[self.plan.rank], [], 0
         for rank, columns in enumerate(deal.columns):
-            mine = rank == self._plan.rank
+            mine = rank == self.plan.rank
             if columns.stop > columns.start:
                 blocks.append((_matrix(own if mine else others[start:], rows, columns, deal, rank), columns))
             start += 0 if mine else rows * deal.units[rank] * deal.unit

@@ -84,6 +84,8 @@ class DistributedCommunicator:
         checked_calls: int = CHECKED_CALLS,
         device: DeviceBackend | None = None,
     ) -> None:
+        self.rank: int = control.rank
+        self.size: int = control.size
         self._host = host
         self._control = control
         self._checked_calls = checked_calls
@@ -94,14 +96,6 @@ class DistributedCommunicator:
         self._table = torch.zeros(control.size, 4 + 2 * control.size, dtype=torch.int64)
         self._taken: Counter[str] = Counter()
         self._looked_s = time.monotonic()
-
-    @property
-    def rank(self) -> int:
-        return self._control.rank
-
-    @property
-    def size(self) -> int:
-        return self._control.size
 
     def use_stream(self, comm_stream: CommStream) -> None:
         """Connect the GPUs, in a thread, since NCCL's start has no time limit. The comm stream is a MessageStream."""
@@ -249,7 +243,7 @@ class DistributedCommunicator:
                         raise
                     where, text = f"in call {control.number} ({call})", one_line(str(error))
                     control.fail(f"rank {self.rank}: the transport failed {where}: {text}")
-            return _Message(self, control, work, stream.record(), call, buffers)
+            return _Message(self, control, control.number, work, stream.record(), call, buffers)
 
     @contextmanager
     def _measured(self, what: str, stream: MessageStream) -> Iterator[None]:
@@ -309,36 +303,28 @@ def lost(error: RuntimeError) -> str:
 
 
 @final
+@dataclass(eq=False, slots=True)
 class _Message:
     """A message, of gloo with work for which the host waits, or on a stream; a second wait gives the same result.
 
     Its buffers live until the rank has waited for it.
     """
 
-    def __init__(
-        self,
-        comm: DistributedCommunicator,
-        control: ControlStore,
-        work: dist.Work | None,
-        mark: Event,
-        call: Call,
-        buffers: tuple[Tensor, ...],
-    ) -> None:
-        self._comm = comm
-        self._control = control
-        self._number = control.number
-        self._work = work
-        self._mark = mark
-        self._call = call
-        self._buffers = buffers
+    comm: DistributedCommunicator
+    control: ControlStore
+    number: int
+    work: dist.Work | None
+    mark: Event
+    call: Call
+    buffers: tuple[Tensor, ...]
 
     def wait(self) -> None:
-        self._control.check()
-        if self._work is not None:
-            self._comm.finish(self._work, self._number, self._call)
-            self._work = None
-        self._mark.wait()
-        self._buffers = ()
+        self.control.check()
+        if self.work is not None:
+            self.comm.finish(self.work, self.number, self.call)
+            self.work = None
+        self.mark.wait()
+        self.buffers = ()
 
 
 def connect(

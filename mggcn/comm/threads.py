@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, final
 
 from torch import Tensor
@@ -170,17 +171,17 @@ class ThreadCommunicator:
 
 
 @final
+@dataclass(eq=False, slots=True)
 class _ThreadEvent:
     """An operation that its rank has posted. `over`: what its buffers are free after, once the rank's share is started."""
 
-    def __init__(self, comm: ThreadCommunicator, after: Event, perform: Callable[[], list[Event]]) -> None:
-        self._comm = comm
-        self.after = after
-        self.perform = perform
-        self.over: list[Event] | None = None
+    comm: ThreadCommunicator
+    after: Event
+    perform: Callable[[], list[Event]]
+    over: list[Event] | None = None
 
     def wait(self) -> None:
-        self._comm.complete(self)
+        self.comm.complete(self)
         for event in self.over or ():
             event.wait()
 
