@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mggcn.aggregate.steps import bytes_sent
 from mggcn.cost.analysis import analyse_15d
 from mggcn.cost.machine import Machine
 from mggcn.cost.work import KINDS
-from mggcn.errors import PlanError
 from mggcn.memory.units import human
 from mggcn.partition.locality.reuse import BOUNDS, near_share
 from mggcn.partition.rows.partition import row_stats
@@ -40,8 +39,8 @@ REPLICATED: Final = ("arena", "features", "vertex data")
 class Candidate:
     """One variant of a run: its names, whether its gradients are exact, and its plan or why there is none.
 
-    partition: the partition in words, such as "rows" or "libra, replication 1.64". settings: what makes this candidate,
-    as nested settings of a configuration, such as {"run": {"strategy": "halo", "order": "random"}}.
+    partition: the partition in words, such as "rows" or "libra, replication 1.64". run: the settings of [run] that make
+    this candidate, such as {"strategy": "halo", "order": "random"}.
     """
 
     strategy: str
@@ -50,7 +49,7 @@ class Candidate:
     exact: bool
     plan: RunPlan | None
     reason: str = ""
-    settings: Mapping[str, Mapping[str, Any]] | None = None
+    run: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -89,12 +88,6 @@ class Choice:
     rows: tuple[Row, ...]
     chosen: Row | None
     reason: str
-
-    def require(self) -> Candidate:
-        """Return the chosen candidate. Raises: PlanError that says why there is none."""
-        if self.chosen is None:
-            raise PlanError(self.reason)
-        return self.chosen.candidate
 
 
 def choose(candidates: Sequence[Candidate], machine: Machine, limit: int, room: Room | None = None) -> Choice:

@@ -129,10 +129,7 @@ def _apply_choice(base: Config, choice: Choice) -> Config:
     """Return the configuration with what was chosen. Raises: NoChoiceError, with the table, if nothing can be."""
     if choice.chosen is None:
         raise NoChoiceError(choice)
-    settings = choice.require().settings
-    if settings is None:
-        raise PlanError("the chosen strategy has no settings")
-    taken = dict(settings["run"])
+    taken = dict(choice.chosen.candidate.run)
     rows = STRATEGIES[taken["strategy"]].kind == "rows"
     return _with_run(base, UNDELAYED | taken if rows else taken)
 
@@ -177,7 +174,7 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
         exact=exact,
         plan=plan,
         reason=reason,
-        settings={"run": settings},
+        run=settings,
     )
 
 

@@ -16,7 +16,6 @@ from mggcn.blocks.block import WHOLE
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import MESSAGES, Link, Machine, find_machine
 from mggcn.cost.work import KINDS, Sum, Work
-from mggcn.errors import PlanError
 from mggcn.planning.op_cost import epoch_cost, program_items
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Candidate, Choice, choice_dict, choice_lines, choose
@@ -97,7 +96,8 @@ def test_the_fastest_exact_one_that_fits_is_chosen() -> None:
         candidate("huge", without_memory(free, 64 * GIB)),
     ]
     choice = chosen(rows)
-    assert choice.require() is rows[1]
+    assert choice.chosen is choice.rows[1]
+    assert choice.chosen.candidate is rows[1]
     assert [row.verdict for row in choice.rows[:5]] == ["fits", "fits", "not possible", "not exact", "does not fit"]
     # Three aggregations of all-to-alls at 1 GB/s.
     count = len(plan.ranks[0].steps(plan.ranks[0].train))
@@ -129,17 +129,16 @@ def test_ties_and_nothing_to_choose() -> None:
     """Fails if equal predictions are decided at random, or no reason is given when nothing can be chosen."""
     plan = plan_of()
     lean = without_memory(plan, plan.ranks[0].regions["arena"] - 4096)
-    assert chosen([candidate("a", plan), candidate("b", plan)]).require().strategy == "a"
-    assert chosen([candidate("a", plan), candidate("b", lean)]).require().strategy == "b"
+    same = chosen([candidate("a", plan), candidate("b", plan)])
+    assert same.chosen is same.rows[0]
+    smaller = chosen([candidate("a", plan), candidate("b", lean)])
+    assert smaller.chosen is smaller.rows[1]
     nothing = chosen([candidate("a", plan), candidate("b", lean)], limit=1000)
-    with pytest.raises(
-        PlanError, match=r"no exact strategy fits into 1000 B per rank; b, order random needs the least"
-    ):
-        nothing.require()
+    assert nothing.chosen is None
+    assert "no exact strategy fits into 1000 B per rank; b, order random needs the least" in nothing.reason
     impossible = chosen([candidate("a", None, reason="no cut at hand")])
-    with pytest.raises(PlanError, match="no exact strategy is possible: a, order random: no cut at hand"):
-        impossible.require()
     assert impossible.chosen is None
+    assert "no exact strategy is possible: a, order random: no cut at hand" in impossible.reason
     assert choice_dict(impossible)["chosen"] is None
 
 
