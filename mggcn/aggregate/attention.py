@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mggcn.aggregate.edge_op import Columns, EdgeOp, Share, Target
-from mggcn.aggregate.maximum import GradientRows
+from mggcn.aggregate.maximum import GradientRows, PairedRows
 from mggcn.backend.base import Dropout, KernelBackend, Sparse
 from mggcn.backend.neighbours import Heads
 from mggcn.errors import PlanError
@@ -128,7 +128,7 @@ class AttentionHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(EdgeOp):
     """Forwards. local: t (V, H) or y (V, D), numbers int64 (V,), then m and l (V, 2 H), which are kept."""
 
     spec: AttentionSpec
@@ -156,47 +156,25 @@ class Attention:
         return Attending(self.spec, backend, target)
 
 
-class Attending:
-    """The Accumulation of `Attention`: m, l and z by head."""
+class Attending(PairedRows):
+    """The Accumulation of `Attention`: m and l by head beside z."""
 
     def __init__(self, spec: AttentionSpec, backend: KernelBackend, target: Target) -> None:
-        self._backend, self._target = backend, target
-        self._own, ids, self._state = target.local
-        self._heads, self._out = spec.heads_of(ids), target.out
-        self._begun = self._ended = False
+        self._own, ids, state = target.local
+        super().__init__(backend, target, state)
+        self._heads = spec.heads_of(ids)
 
-    def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
-        if matrix.nnz or last or not self._begun:
-            self._attend(matrix, rows, last)
-        self._begun, self._ended = True, last
-
-    def _attend(self, matrix: Sparse | None, rows: Tensor, last: bool) -> None:
+    def _add(self, matrix: Sparse | None, rows: Tensor, last: bool) -> None:
         self._backend.neighbours.attend(
-            self._heads, matrix, rows, self._own, self._out, self._state, begins=not self._begun, ends=last
+            self._heads, matrix, rows, self._own, self._out, self._beside, begins=not self._begun, ends=last
         )
 
-    def gather(self, index: Tensor, message: Tensor) -> None:
-        cols = self._out.shape[1]
-        self._backend.gather_rows(self._out, index, message[:, :cols])
-        self._backend.gather_rows(self._state, index, message[:, cols:])
-
     def combine(self, message: Tensor, index: Tensor) -> None:
-        self._backend.neighbours.attend_combine(self._heads, message, index, self._out, self._state)
-
-    def scatter(self, message: Tensor, index: Tensor) -> None:
-        cols = self._out.shape[1]
-        self._backend.scatter_rows(message[:, :cols], index, self._out)
-        self._backend.scatter_rows(message[:, cols:], index, self._state)
-
-    def end(self) -> None:
-        if not self._ended:
-            self._attend(None, self._out, True)
-        if self._target.epilogue is not None:
-            self._backend.finish(self._out, self._out, self._target.epilogue)
+        self._backend.neighbours.attend_combine(self._heads, message, index, self._out, self._beside)
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSources:
+class AttentionSources(EdgeOp):
     """Backwards: the gradients of what travelled. local: what travelled forwards of these rows, numbers int64 (V,).
 
     Where vertices have copies, g and d of a row are parts of a sum, what follows them is equal on all.
@@ -213,9 +191,6 @@ class AttentionSources:
 
     def columns(self, cols: int) -> Columns:
         return Columns(self.spec.backwards, self.spec.travels, self.spec.width + self.spec.heads)
-
-    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        return ()
 
     @property
     def by_head(self) -> AttentionHeads:
@@ -242,7 +217,7 @@ class SourceRows(GradientRows):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionDestinations:
+class AttentionDestinations(EdgeOp):
     """Backwards, but along the edges: the gradients of t or y from rows of sources, which travel once more.
 
     local: what travelled backwards of these rows, whole on all copies, numbers int64 (V,), and for GATv2 the gradients of

@@ -121,7 +121,8 @@ class EdgeOp(Protocol):
     """One kind of arithmetic along edges, in one direction. Immutable, equal by value; only `begin` needs torch.
 
     Tiles and ranks' partial results may come in any order: a result may then differ in rounding, nothing else. The order is
-    part of a plan, so results repeat bit for bit. A row without edges is zero before the epilogue.
+    part of a plan, so results repeat bit for bit. A row without edges is zero before the epilogue. The defaults suit an op
+    without heads that keeps nothing.
     """
 
     @property
@@ -137,7 +138,7 @@ class EdgeOp(Protocol):
     @property
     def by_head(self) -> ByHead | None:
         """The op head by head, if it has heads."""
-        ...
+        return None
 
     @property
     def additive(self) -> bool:
@@ -158,7 +159,7 @@ class EdgeOp(Protocol):
 
         Their lifetime is "kept", and their names begin with `name`.
         """
-        ...
+        return ()
 
     def begin(self, backend: KernelBackend, target: Target) -> Accumulation:
         """Begin a result: all rows of a rank, a range of them, or none. What target.out holds is overwritten.
@@ -169,12 +170,11 @@ class EdgeOp(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(EdgeOp):
     """The sparse product: out = epilogue(A^T h), or epilogue(A g), with the weights of the edges if there are any."""
 
     name = "sum"
     columnwise = True
-    by_head = None
     additive = True
 
     @property
@@ -183,9 +183,6 @@ class Sum:
 
     def columns(self, cols: int) -> Columns:
         return Columns(cols, cols, cols)
-
-    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        return ()
 
     def begin(self, backend: KernelBackend, target: Target) -> PartialSums:
         return PartialSums(backend, target)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Maximum:
+class Maximum(EdgeOp):
     """out[v] = the maximum of h[u] over the edges u -> v, column by column; weights of edges are not read.
 
     operand: [h | number], D + 1 columns; local: numbers int64 (V,), then winners (V, D), which are kept.
@@ -28,7 +28,6 @@ class Maximum:
 
     name = "maximum"
     columnwise = False
-    by_head = None
     additive = False
 
     @property
@@ -45,48 +44,60 @@ class Maximum:
         return Largest(backend, target)
 
 
-class Largest:
-    """Keeps the largest values so far and the numbers of the vertices that they come from (`Maximum`)."""
+class PairedRows:
+    """Accumulations that keep a second tensor beside the result: a message has the rows of both, side by side."""
 
-    def __init__(self, backend: KernelBackend, target: Target) -> None:
+    def __init__(self, backend: KernelBackend, target: Target, beside: Tensor) -> None:
         self._backend, self._target = backend, target
-        self._out, self._winners = target.out, target.local[1]
+        self._out, self._beside = target.out, beside
         self._begun = self._ended = False
+
+    def _add(self, matrix: Sparse | None, rows: Tensor, last: bool) -> None:
+        """Add a tile, or without a matrix only end the rows."""
+        raise NotImplementedError
 
     def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
         if matrix.nnz or last or not self._begun:
-            kernels = self._backend.neighbours
-            kernels.maximum(matrix, rows, self._out, self._winners, begins=not self._begun, ends=last)
+            self._add(matrix, rows, last)
         self._begun, self._ended = True, last
 
     def gather(self, index: Tensor, message: Tensor) -> None:
         cols = self._out.shape[1]
         self._backend.gather_rows(self._out, index, message[:, :cols])
-        self._backend.gather_rows(self._winners, index, message[:, cols:])
-
-    def combine(self, message: Tensor, index: Tensor) -> None:
-        self._backend.neighbours.maximum_combine(message, index, self._out, self._winners)
+        self._backend.gather_rows(self._beside, index, message[:, cols:])
 
     def scatter(self, message: Tensor, index: Tensor) -> None:
         cols = self._out.shape[1]
         self._backend.scatter_rows(message[:, :cols], index, self._out)
-        self._backend.scatter_rows(message[:, cols:], index, self._winners)
+        self._backend.scatter_rows(message[:, cols:], index, self._beside)
 
     def end(self) -> None:
         if not self._ended:
-            kernels = self._backend.neighbours
-            kernels.maximum(None, self._out, self._out, self._winners, begins=False, ends=True)
+            self._add(None, self._out, True)
         if self._target.epilogue is not None:
             self._backend.finish(self._out, self._out, self._target.epilogue)
 
 
+class Largest(PairedRows):
+    """Keeps the largest values so far and the numbers of the vertices that they come from (`Maximum`)."""
+
+    def __init__(self, backend: KernelBackend, target: Target) -> None:
+        super().__init__(backend, target, target.local[1])
+
+    def _add(self, matrix: Sparse | None, rows: Tensor, last: bool) -> None:
+        kernels = self._backend.neighbours
+        kernels.maximum(matrix, rows, self._out, self._beside, begins=not self._begun, ends=last)
+
+    def combine(self, message: Tensor, index: Tensor) -> None:
+        self._backend.neighbours.maximum_combine(message, index, self._out, self._beside)
+
+
 @dataclass(frozen=True, slots=True)
-class MaximumGrad:
+class MaximumGrad(EdgeOp):
     """out[u] = the sum of g[v] over the edges u -> v whose maximum is u's; operand [g | winners]; local: numbers (V,)."""
 
     name = "gradient of the maximum"
     columnwise = False
-    by_head = None
     additive = False
 
     @property
@@ -98,9 +109,6 @@ class MaximumGrad:
     def columns(self, cols: int) -> Columns:
         # Copies of a vertex have parts of g, and the same winners.
         return Columns(2 * cols, cols, cols)
-
-    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        return ()
 
     def begin(self, backend: KernelBackend, target: Target) -> Won:
         return Won(backend, target)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mggcn.aggregate.edge_op import SUM, Columns, Target
+from mggcn.aggregate.edge_op import Columns, EdgeOp, PartialSums, Target
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.sparse import RelationRows
-from mggcn.memory.arena import BufferSpec
 from mggcn.partition.rows.tiles import Tile
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class RelationWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Relational:
+class Relational(EdgeOp):
     """Computes sum_r A_r h W_r, from rows of d_in columns to rows of d_out; backward: its gradient, over the transposed
     tiles.
 
@@ -104,7 +103,6 @@ class Relational:
 
     name = "relations"
     columnwise = False
-    by_head = None
     # Partial results do add up, but are of another width than what copies exchange backwards.
     additive = False
 
@@ -115,21 +113,18 @@ class Relational:
     def columns(self, cols: int) -> Columns:
         return Columns(self.d_out, cols, self.d_out) if self.backward else Columns(self.d_in, cols, cols)
 
-    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        return ()
-
     def begin(self, backend: KernelBackend, target: Target) -> RelationSums:
         return RelationSums(self, backend, target)
 
 
-class RelationSums:
+class RelationSums(PartialSums):
     """Adds up rows of sums (`Relational`); every tile adds its relations in their order."""
 
     def __init__(self, op: Relational, backend: KernelBackend, target: Target) -> None:
         assert op.work is not None
-        self._op, self._work, self._backend, self._out = op, op.work, backend, target.out
+        super().__init__(backend, target)
+        self._op, self._work = op, op.work
         self._h = target.local[0] if op.backward else None
-        self._sums = SUM.begin(backend, target)
         target.out.zero_()
 
     def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
@@ -154,15 +149,3 @@ class RelationSums:
         if self._op.of_rows:
             backend.matmul(far, work.matrix(part.relation).t(), near)
             backend.scatter_add_rows(near, part.rows, self._out)
-
-    def gather(self, index: Tensor, message: Tensor) -> None:
-        self._sums.gather(index, message)
-
-    def combine(self, message: Tensor, index: Tensor) -> None:
-        self._sums.combine(message, index)
-
-    def scatter(self, message: Tensor, index: Tensor) -> None:
-        self._sums.scatter(message, index)
-
-    def end(self) -> None:
-        self._sums.end()

@@ -5,6 +5,7 @@ Shapes: N vertices, E edges. An edge goes from its source to its destination, wh
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -58,7 +59,6 @@ class DeviceGraph:
         given = None if lists.given is None else backend.upload(lists.given)
         self.by_destination: EdgeRows = EdgeRows(backend.sparse(lists.indptr, lists.sources, None), edge_ids=given)
         """Edges grouped by destination, as reductions walk them."""
-        self._by_source: EdgeRows | None = None
         self._symmetric = lists.symmetric
         self.edge_weights: Tensor | None = None if lists.weights is None else backend.upload(lists.weights)
         """The stored weights of a Graph's edges, float32 (E,) in the order of `edges()`; None if it has none.
@@ -127,12 +127,13 @@ class DeviceGraph:
         in_order[:, given.long()] = pairs
         return in_order
 
-    @property
+    @functools.cached_property
     def by_source(self) -> EdgeRows:
         """Edges grouped by source, as gradients by operands of sources walk them. Cost: a sort on first use."""
-        if self._by_source is None:
-            self._by_source = self._transposed()
-        return self._by_source
+        matrix, backend = self.by_destination.matrix, self._any_backend
+        indptr, ends, place = edge_lists.by_source(matrix.indptr.cpu().numpy(), matrix.indices.cpu().numpy())
+        transposed = matrix if self._symmetric else backend.sparse(indptr, ends, None)
+        return EdgeRows(transposed, backend.upload(place), matrix.indptr, self.by_destination.edge_ids)
 
     def backend(self, dtype: torch.dtype, cols: int) -> KernelBackend:
         """Return the kernels for a storage type and width, for the calling thread.
@@ -148,9 +149,3 @@ class DeviceGraph:
     def _any_backend(self) -> KernelBackend:
         """Structures are the same for every storage type."""
         return self._backend_of(torch.float32, 1)
-
-    def _transposed(self) -> EdgeRows:
-        matrix, backend = self.by_destination.matrix, self._any_backend
-        indptr, ends, place = edge_lists.by_source(matrix.indptr.cpu().numpy(), matrix.indices.cpu().numpy())
-        transposed = matrix if self._symmetric else backend.sparse(indptr, ends, None)
-        return EdgeRows(transposed, backend.upload(place), matrix.indptr, self.by_destination.edge_ids)

@@ -19,7 +19,6 @@ from mggcn.errors import ConfigError, GraphError
 from mggcn.nn.aggregate import aggregate, check_rows
 from mggcn.nn.once import once
 from mggcn.nn.partitioned import PartitionedGraph
-from mggcn.nn.rank_aggregation import RankAggregation
 
 Reducer = Literal["sum", "max", "min"]
 REDUCERS: tuple[Reducer, ...] = get_args(Reducer)
@@ -67,8 +66,7 @@ class _Maximum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, graph: PartitionedGraph) -> Tensor:
         cols, ranks = x.shape[1], graph.aggregation
-        h, winners = ranks.padded(cols + 1, x), ranks.padded(cols, x)
-        h[:, :cols].copy_(x)
+        h, winners = ranks.filled(cols + 1, x), ranks.padded(cols, x)
         _write_numbers(h[:, cols:], graph.ids)
         z = ranks.run(Maximum(), h, cols, (graph.ids, winners), backward=False)
         ctx.graph = graph
@@ -79,8 +77,7 @@ class _Maximum(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         (winners,), graph, cols = ctx.saved_tensors, ctx.graph, g.shape[1]
         with torch.no_grad():
-            message = graph.aggregation.padded(2 * cols, g)
-            message[:, :cols].copy_(g)
+            message = graph.aggregation.filled(2 * cols, g)
             message[:, cols:].copy_(winners)
             grad = graph.aggregation.run(Maximum().adjoint, message, cols, (graph.ids,), backward=True).contiguous()
         return once(grad, "reduce", g), None
@@ -171,10 +168,10 @@ class _Attend(torch.autograd.Function):
         ranks = graph.aggregation
         bound = Bound(None if a is None else a.detach().contiguous(), graph.clock.clone())
         spec = dataclasses.replace(spec, bound=bound)
-        travelled = _filled(ranks, spec.forwards, moved)
+        travelled = ranks.filled(spec.forwards, moved)
         if spec.dropout:
             _write_numbers(travelled[:, -1:], graph.ids)
-        kept, state = _filled(ranks, spec.scored, own), ranks.padded(2 * spec.heads, own)
+        kept, state = ranks.filled(spec.scored, own), ranks.padded(2 * spec.heads, own)
         z = ranks.run(Attention(spec), travelled, spec.width, (kept, graph.ids, state), backward=False)
         ctx.spec, ctx.graph = spec, graph
         ctx.save_for_backward(travelled, kept, state, z)
@@ -195,7 +192,7 @@ def _attend_gradients(
     and one to the destinations.
     """
     ranks, heads, width = graph.aggregation, spec.heads, spec.width
-    message = _filled(ranks, spec.backwards, g)
+    message = ranks.filled(spec.backwards, g)
     ends = [width, width + heads, width + heads + spec.scored]
     ranks.backend.neighbours.head_dots(message[:, :width], z, message[:, ends[0] : ends[1]])
     message[:, ends[1] : ends[2]].copy_(own)
@@ -210,13 +207,6 @@ def _attend_gradients(
     grad = ranks.run(op, travelled, spec.scored, (message, graph.ids, *beside), backward=False)
     a = beside[0].sum(0).view(heads, width // heads) if beside else None
     return moved.contiguous(), grad.contiguous(), a
-
-
-def _filled(ranks: RankAggregation, cols: int, columns: Tensor) -> Tensor:
-    """Padded rows of which the first columns are given."""
-    rows = ranks.padded(cols, columns)
-    rows[:, : columns.shape[1]].copy_(columns)
-    return rows
 
 
 def _write_numbers(column: Tensor, ids: Tensor) -> None:

@@ -155,11 +155,10 @@ class RankAggregation:
         fits = x.stride() == (self._spec(x.shape[1]).ld, 1) and x.data_ptr() % ALIGNMENT == 0
         if fits and scale is None and not fresh:
             return x
-        h = self.padded(x.shape[1], x)
         if scale is None:
-            h.copy_(x)
-        else:
-            torch.mul(x, scale[:, None], out=h)
+            return self.filled(x.shape[1], x)
+        h = self.padded(x.shape[1], x)
+        torch.mul(x, scale[:, None], out=h)
         return h
 
     def padded(self, cols: int, like: Tensor, rows: int | None = None) -> Tensor:
@@ -170,6 +169,12 @@ class RankAggregation:
         whole = like.new_empty((spec.rows if rows is None else rows, spec.ld))
         whole[:, cols:].zero_()
         return whole[:, :cols]
+
+    def filled(self, cols: int, columns: Tensor) -> Tensor:
+        """Return rows as `padded`, of which the first columns are given."""
+        rows = self.padded(cols, columns)
+        rows[:, : columns.shape[1]].copy_(columns)
+        return rows
 
     def _spec(self, cols: int) -> BufferSpec:
         return BufferSpec("", self.rows, cols, self._dtype)

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mggcn.aggregate.edge_op import SUM, Columns, Target
+from mggcn.aggregate.edge_op import Columns, EdgeOp, PartialSums, Target
 from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.sparse import RelationRows
 from mggcn.errors import ConfigError, GraphError
-from mggcn.memory.arena import BufferSpec
 from mggcn.nn.aggregate import check_rows
 from mggcn.nn.once import once
 from mggcn.nn.partitioned import PartitionedGraph
@@ -98,7 +97,7 @@ class _Relations(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, coefficients: Tensor, graph: PartitionedGraph) -> Tensor:
         ranks, (num_bases, cols) = graph.aggregation, (coefficients.shape[1], x.shape[1])
         op = RelationMeans(cols, num_bases)
-        h = _filled(ranks, x)
+        h = ranks.filled(x.shape[1], x)
         op = replace(op, room=_room(op, ranks, x, coefficients.detach()))
         z = ranks.run(op, h, num_bases * cols, (), backward=False, by_relation=True)
         ctx.graph, ctx.op = graph, replace(op, room=None)
@@ -111,7 +110,7 @@ class _Relations(torch.autograd.Function):
         with torch.no_grad():
             op = replace(ctx.op.adjoint, of_rows=ctx.needs_input_grad[0])
             op = replace(op, room=_room(op, ranks, x, coefficients))
-            message = _filled(ranks, g.flatten(1))
+            message = ranks.filled(op.num_bases * op.width, g.flatten(1))
             grad = ranks.run(op, message, op.width, (x.contiguous(),), backward=True, by_relation=True)
         of_x = once(grad.contiguous(), "aggregate_relations", g, x, coefficients) if op.of_rows else None
         return of_x, once(op.room.gradients, "aggregate_relations", g, x, coefficients), None
@@ -138,15 +137,8 @@ def _room(op: RelationMeans, ranks: RankAggregation, x: Tensor, coefficients: Te
     return MeansRoom(coefficients.contiguous(), gradients, near, far, ranks.panel)
 
 
-def _filled(ranks: RankAggregation, x: Tensor) -> Tensor:
-    """The rows as messages carry them, in memory that a strategy may overwrite."""
-    rows = ranks.padded(x.shape[1], x)
-    rows.copy_(x)
-    return rows
-
-
 @dataclass(frozen=True, slots=True)
-class RelationMeans:
+class RelationMeans(EdgeOp):
     """Computes out[v, b] = sum_r a_rb (A_r h)[v], from rows of D columns to rows of B D; backward: its gradient.
 
     A_r averages over neighbours of relation r, a_rb are the coefficients. The backward pass sends rows of the gradient g,
@@ -162,7 +154,6 @@ class RelationMeans:
 
     name = "means by relation"
     columnwise = False
-    by_head = None
     # Partial results do add up, but are of another width than what copies exchange backwards.
     additive = False
 
@@ -174,21 +165,18 @@ class RelationMeans:
         mixed = self.num_bases * self.width
         return Columns(mixed, cols, mixed) if self.backward else Columns(self.width, cols, cols)
 
-    def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
-        return ()
-
     def begin(self, backend: KernelBackend, target: Target) -> MixedMeans:
         assert self.room is not None
         return MixedMeans(self, self.room, backend, target)
 
 
-class MixedMeans:
+class MixedMeans(PartialSums):
     """Adds up rows of mixed means, or of their gradient (`RelationMeans`); every tile adds its relations in their order."""
 
     def __init__(self, op: RelationMeans, room: MeansRoom, backend: KernelBackend, target: Target) -> None:
-        self._op, self._room, self._backend, self._out = op, room, backend, target.out
+        super().__init__(backend, target)
+        self._op, self._room = op, room
         self._h = target.local[0] if op.backward else None
-        self._sums = SUM.begin(backend, target)
         target.out.zero_()
 
     def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
@@ -223,15 +211,3 @@ class MixedMeans:
         for first in range(0, out.shape[1], self._room.panel):
             columns = slice(first, first + self._room.panel)
             self._backend.spmm(matrix, rows[:, columns], out[:, columns], accumulate=False, epilogue=None)
-
-    def gather(self, index: Tensor, message: Tensor) -> None:
-        self._sums.gather(index, message)
-
-    def combine(self, message: Tensor, index: Tensor) -> None:
-        self._sums.combine(message, index)
-
-    def scatter(self, message: Tensor, index: Tensor) -> None:
-        self._sums.scatter(message, index)
-
-    def end(self) -> None:
-        self._sums.end()

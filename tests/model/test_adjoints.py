@@ -252,7 +252,7 @@ FAULTS: list[tuple[type | str, str, Plant, Case]] = [
     (neighbours.AttentionRule, "destinations of GATv2", _zero(attention.DestinationRows), case_of(conv="gatv2")),
     (attention.Attention, "sources", _zero(attention.SourceRows), case_of(**GAT)),
     (attention.Attention, "copies", _parts, case_of(**GAT, ranks=3, strategy="delayed")),
-    (attention.Attention, "tiles", _changed(attention.Attending, "_attend", _afresh), case_of(conv="gatv2")),
+    (attention.Attention, "tiles", _changed(attention.Attending, "_add", _afresh), case_of(conv="gatv2")),
     (
         attention.Attention,
         "masks of the first heads",
