@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mggcn.backend.base import Dropout, Epilogue, Gradient, keep_scale
 from mggcn.blocks.block import RowSet
@@ -53,7 +53,10 @@ class EpilogueSpec:
         if not self.parts or not after.parts:
             return after if not self.parts else self
         last, first = PARTS.index(self.parts[-1]), PARTS.index(after.parts[0])
-        return _joined(self, after) if last < first else None
+        if last >= first:
+            return None
+        both: dict[str, Any] = {part: getattr(self, part) or getattr(after, part) for part in PARTS}
+        return EpilogueSpec(site=self.site if self.dropout else after.site, **both)
 
     def epilogue(self, rt: Runtime, rows: RowSet) -> Epilogue | None:
         """Return the epilogue with the vectors of a row set; None if it does nothing."""
@@ -70,17 +73,6 @@ class EpilogueSpec:
 
 
 NOTHING = EpilogueSpec()
-
-
-def _joined(first: EpilogueSpec, after: EpilogueSpec) -> EpilogueSpec:
-    return EpilogueSpec(
-        row_scale=first.row_scale or after.row_scale,
-        bias=first.bias or after.bias,
-        relu=first.relu or after.relu,
-        dropout=first.dropout or after.dropout,
-        site=first.site if first.dropout else after.site,
-        out_scale=first.out_scale or after.out_scale,
-    )
 
 
 @dataclass(frozen=True, slots=True)
