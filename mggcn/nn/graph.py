@@ -59,6 +59,13 @@ class DeviceGraph:
         given = None if lists.given is None else backend.upload(lists.given)
         self.by_destination: EdgeRows = EdgeRows(backend.sparse(lists.indptr, lists.sources, None), edge_ids=given)
         """Edges grouped by destination, as reductions walk them."""
+        matrix = self.by_destination.matrix
+        self.num_vertices: int = matrix.num_rows
+        """Number of vertices, N."""
+        self.num_edges: int = matrix.nnz
+        """Number of edges, E, repeated ones included."""
+        self.device: torch.device = matrix.indptr.device
+        """Device on which operands must be."""
         self._symmetric = lists.symmetric
         self.edge_weights: Tensor | None = None if lists.weights is None else backend.upload(lists.weights)
         """The stored weights of a Graph's edges, float32 (E,) in the order of `edges()`; None if it has none.
@@ -97,21 +104,6 @@ class DeviceGraph:
             GraphError: As for `from_edges`.
         """
         return cls(edge_lists.of_csr(indptr, indices), **options)
-
-    @property
-    def num_vertices(self) -> int:
-        """Number of vertices, N."""
-        return self.by_destination.matrix.num_rows
-
-    @property
-    def num_edges(self) -> int:
-        """Number of edges, E, repeated ones included."""
-        return self.by_destination.matrix.nnz
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which operands must be."""
-        return self.by_destination.matrix.indptr.device
 
     def edges(self) -> Tensor:
         """Return sources and destinations, int64 (2, E), in the order of the rows of edge operands.

@@ -66,9 +66,23 @@ class PartitionedGraph:
         self._graph = graph
         self._partition = shared.partition
         self._host_ids = shared.partition.local_index(comm.rank).owned(comm.rank)
+        self.rank: int = comm.rank
+        """Number of this rank, from 0."""
+        self.num_ranks: int = comm.size
+        """Number of ranks, P."""
+        self.num_vertices: int = graph.num_vertices
+        """Number of vertices of the whole graph, N."""
+        self.num_relations: int = graph.num_relations
+        """Number of relations, R; 0 if edges have no types."""
+        self.num_rows: int = int(self._host_ids.size)
+        """Number of this rank's rows, V, copies of other ranks' vertices included."""
+        self.dtype: torch.dtype = self._backend.dtype
+        """Type of the rows that are aggregated."""
         mine = shared.partition.owned(comm.rank)
         self.ids: Tensor = self._backend.upload(self._host_ids)
         """Original id of each row, int64 (V,)."""
+        self.device: torch.device = self.ids.device
+        """Device of this rank's rows."""
         self.owned: Tensor = self._backend.upload(np.ones(self._host_ids.size, np.bool_) if mine is None else mine)
         """Rows that count in losses and scores, bool (V,): every vertex is owned by one rank."""
         self.has_copies: bool = mine is not None
@@ -80,26 +94,6 @@ class PartitionedGraph:
         self._sites = 0
 
     @property
-    def rank(self) -> int:
-        """Number of this rank, from 0."""
-        return self._comm.rank
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of ranks, P."""
-        return self._comm.size
-
-    @property
-    def num_vertices(self) -> int:
-        """Number of vertices of the whole graph, N."""
-        return self._graph.num_vertices
-
-    @property
-    def num_relations(self) -> int:
-        """Number of relations, R; 0 if edges have no types."""
-        return self._graph.num_relations
-
-    @property
     def counts_edges(self) -> bool:
         """Whether stored values are numbers of parallel edges, each of which attention counts.
 
@@ -108,21 +102,6 @@ class PartitionedGraph:
         """
         refuse_summed(self._graph)
         return self._graph.repeats == "counted"
-
-    @property
-    def num_rows(self) -> int:
-        """Number of this rank's rows, V, copies of other ranks' vertices included."""
-        return int(self._host_ids.size)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the rows that are aggregated."""
-        return self._backend.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of this rank's rows."""
-        return self.ids.device
 
     @functools.cached_property
     def features(self) -> Tensor:
