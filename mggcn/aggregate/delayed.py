@@ -234,7 +234,7 @@ class Complete(Aggregation):
             return
         lists, backend = self._part.lists, self._part.backend
         leaves, roots = (buffer[:, :shared] for buffer in buffers)
-        lists.gather_leaves(partial, leaves)
+        partial.gather(lists.leaves, leaves)
         arrived = lists.send_up(self._comm, leaves, roots, backend.record())
         meanwhile(1)
         arrived.wait()
@@ -247,4 +247,4 @@ class Complete(Aggregation):
             lists.scatter_roots(roots, partial)
         meanwhile(2)
         arrived.wait()
-        lists.scatter_leaves(leaves, partial)
+        partial.scatter(leaves, lists.leaves)

@@ -122,7 +122,7 @@ class _Post:
             self._have_down.add(phase)
         # Before anything is scaled or added: a leaf sends its own fresh sum and nothing that came from its root, which
         # would count it twice.
-        lists.gather_leaves(partial, self._rows("leaves-out", phase))
+        partial.gather(lists.leaves, self._rows("leaves-out", phase))
         used = range(len(self._bins)) if self._keep_last else [phase]
         up, down = (tuple(number for number in used if number in have) for have in (self._have_up, self._have_down))
         # Scaled before anything is added: only where nothing has come does the local sum stand for the whole one.
@@ -135,8 +135,8 @@ class _Post:
         arriving = self._rows("roots-in", phase)
         self._up[phase] = lists.send_up(self._comm, self._rows("leaves-out", phase), arriving, self._backend.record())
         for number in down:
-            give = self._bins[number].add_to_leaves if self._keep_last else self._bins[number].scatter_leaves
-            give(self._rows(self._last("leaves"), number), partial)
+            take = partial.combine if self._keep_last else partial.scatter
+            take(self._rows(self._last("leaves"), number), self._bins[number].leaves)
         # A root can send a total once its leaves' sums have arrived and the leaves have read the previous total.
         if phase in self._have_up:
             arriving = self._rows("leaves-in", phase)

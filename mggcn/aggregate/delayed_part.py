@@ -110,18 +110,6 @@ class DeviceLists:
         """Send the roots' rows (R, D) to the ranks of their leaves, where they arrive in `leaves` (L, D)."""
         return comm.all_to_all(padded_rows(leaves), padded_rows(roots), self.leaf_counts, self.root_counts, after)
 
-    def gather_leaves(self, partial: Accumulation, message: Tensor) -> None:
-        """Write the partial results of the leaves to a message (L, D)."""
-        partial.gather(self.leaves, message)
-
-    def scatter_leaves(self, message: Tensor, partial: Accumulation) -> None:
-        """Scatter a received message (L, D) to the leaf rows."""
-        partial.scatter(message, self.leaves)
-
-    def add_to_leaves(self, message: Tensor, partial: Accumulation) -> None:
-        """Add the sums of the other copies (L, D) to the leaves."""
-        partial.combine(message, self.leaves)
-
     def add_to_roots(self, message: Tensor, partial: Accumulation) -> None:
         """Add to every root what its leaves sent (R, D), rank after rank: the rows of one rank name no root twice."""
         for rows, part in self._of_ranks(message):
