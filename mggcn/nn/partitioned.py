@@ -92,6 +92,7 @@ class PartitionedGraph:
         self.clock: Tensor = torch.tensor([shared.sharing.seed, 0], dtype=torch.int64, device=self.device)
         """Seed and epoch of masks, int64 (2,), which `start_epoch` sets."""
         self._sites = 0
+        self._owned_counts: Tensor | None = None
 
     @property
     def counts_edges(self) -> bool:
@@ -176,12 +177,15 @@ class PartitionedGraph:
         self._sites += 1
         return self._sites
 
-    @functools.cached_property
+    @property
     def owned_counts(self) -> Tensor:
         """How many vertices each rank owns, float64 (P,). Collective on first use."""
-        counts = torch.zeros(self.num_ranks, dtype=torch.float64, device=self.device)
-        counts[self.rank] = self.owned.sum()
-        return self.sum_over_ranks(counts)
+        # No cached_property: Python 3.11's has one lock for all ranks that are threads, and this waits for the others.
+        if self._owned_counts is None:
+            counts = torch.zeros(self.num_ranks, dtype=torch.float64, device=self.device)
+            counts[self.rank] = self.owned.sum()
+            self._owned_counts = self.sum_over_ranks(counts)
+        return self._owned_counts
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Replace a contiguous tensor by its sum over ranks, and return it. Collective; without a gradient."""
