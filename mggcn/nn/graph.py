@@ -5,7 +5,6 @@ Shapes: N vertices, E edges. An edge goes from its source to its destination, wh
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -66,6 +65,7 @@ class DeviceGraph:
         """Number of edges, E, repeated ones included."""
         self.device: torch.device = matrix.indptr.device
         """Device on which operands must be."""
+        self._by_source: EdgeRows | None = None
         self._symmetric = lists.symmetric
         self.edge_weights: Tensor | None = None if lists.weights is None else backend.upload(lists.weights)
         """The stored weights of a Graph's edges, float32 (E,) in the order of `edges()`; None if it has none.
@@ -119,9 +119,14 @@ class DeviceGraph:
         in_order[:, given.long()] = pairs
         return in_order
 
-    @functools.cached_property
+    @property
     def by_source(self) -> EdgeRows:
         """Edges grouped by source, as gradients by operands of sources walk them. Cost: a sort on first use."""
+        if self._by_source is None:
+            self._by_source = self._transposed()
+        return self._by_source
+
+    def _transposed(self) -> EdgeRows:
         matrix, backend = self.by_destination.matrix, self._any_backend
         indptr, ends, place = edge_lists.by_source(matrix.indptr.cpu().numpy(), matrix.indices.cpu().numpy())
         transposed = matrix if self._symmetric else backend.sparse(indptr, ends, None)

@@ -6,7 +6,6 @@ N vertices, P ranks, V rows of this rank, D width. All ranks must call the metho
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,6 +92,7 @@ class PartitionedGraph:
         """Seed and epoch of masks, int64 (2,), which `start_epoch` sets."""
         self._sites = 0
         self._owned_counts: Tensor | None = None
+        self._features: Tensor | None = None
 
     @property
     def counts_edges(self) -> bool:
@@ -104,7 +104,7 @@ class PartitionedGraph:
         refuse_summed(self._graph)
         return self._graph.repeats == "counted"
 
-    @functools.cached_property
+    @property
     def features(self) -> Tensor:
         """Features of this rank's rows in the graph's type, dense (V, D); read on first use.
 
@@ -113,6 +113,11 @@ class PartitionedGraph:
         Raises:
             GraphError: The graph has no features.
         """
+        if self._features is None:
+            self._features = self._read_features()
+        return self._features
+
+    def _read_features(self) -> Tensor:
         reader = FeatureReader(self._graph, self._partition.local_index(self.rank), self.rank, row_normalize=False)
         dense = torch.zeros(self.num_rows, reader.num_features, dtype=self.dtype, device=self.device)
         for local, block in reader.dense():
