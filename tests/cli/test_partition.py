@@ -237,7 +237,7 @@ def test_the_list(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert f"replication {s.replication:.3f}" in line
         assert f"edges {s.edge_balance:.3f}, rows {s.row_balance:.3f}" in line
         assert line.endswith(" KiB")
-    order = find_or_make_locality(open_store(store), LocalitySettings(parts=4, seed=77), tmp_path).cut.statistics
+    order = LOCALITY_ORDERS.find_or_make(open_store(store), LocalitySettings(parts=4, seed=77), tmp_path).cut.statistics
     assert lines[2].split()[1:4] == ["locality", "4", "77"]
     assert f"inside clusters {order.inside_share:.1%}" in lines[2]
     assert f"nonzeros {order.nonzero_balance:.3f}, rows {order.row_balance:.3f}" in lines[2]
