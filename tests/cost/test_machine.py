@@ -80,8 +80,8 @@ def test_a_file_is_read_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('name = "desk"', "", "name is missing; expected a text"),
-        ('name = "desk"', "name = 3", "name expects a text, got 3"),
+        ('name = "desk"', "", "name is missing; expected text"),
+        ('name = "desk"', "name = 3", "name expects text, got 3"),
         (
             'origin = "measured"',
             'origin = "guessed"',
