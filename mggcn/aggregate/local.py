@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """The plan of a block of at most this size, whose edges change from step to step."""
+    """The plan of a block of at most this size, whose edges change from step to step.
+
+    back: whether gradients flow back through it, over its transpose.
+    """
 
     size: Capacity
+    back: bool = True
     exact = True
     index_bytes = 0
     period = 1
@@ -33,7 +37,7 @@ class LocalPlan:
 
     @property
     def matrices_t(self) -> tuple[Matrix, ...]:
-        return (Matrix(self.size.sources, self.size.edges),)
+        return (Matrix(self.size.sources, self.size.edges),) if self.back else ()
 
     def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
         return ()
@@ -48,7 +52,7 @@ class LocalPlan:
         return (op.columns(cols).multiply(rows, columns, self.size.edges, ()),)
 
     def build(self, context: BuildContext) -> RankAggregations:
-        local = LocalBlock(context.backend)
+        local = LocalBlock(context.backend, self.back)
         return RankAggregations(local, local)
 
 
@@ -57,12 +61,14 @@ class LocalBlock(Aggregation):
 
     exact = True
 
-    def __init__(self, backend: KernelBackend) -> None:
+    def __init__(self, backend: KernelBackend, back: bool) -> None:
         self._backend = backend
-        self.loaded: tuple[Sparse, Sparse] | None = None
+        self.back: bool = back
+        """Whether the transpose is read."""
+        self.loaded: tuple[Sparse, Sparse | None] | None = None
         """The edges of the step at hand: a row for each target, and the transpose with a row for each source."""
 
-    def load(self, matrix: Sparse, matrix_t: Sparse) -> None:
+    def load(self, matrix: Sparse, matrix_t: Sparse | None) -> None:
         """Take the edges of a step."""
         self.loaded = matrix, matrix_t
 
@@ -73,9 +79,10 @@ class LocalBlock(Aggregation):
         single_tile(op, self._backend, self._matrix(1), g, target)
 
     def _matrix(self, direction: int) -> Sparse:
-        if self.loaded is None:
-            raise PlanError("a block was run before a batch was loaded")
-        return self.loaded[direction]
+        matrix = None if self.loaded is None else self.loaded[direction]
+        if matrix is None:
+            raise PlanError("a block was run before a batch was loaded, or backwards where no transpose was planned")
+        return matrix
 
     def state(self) -> Mapping[str, Tensor]:
         return {}

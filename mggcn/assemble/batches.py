@@ -17,7 +17,7 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import degrees, scales
-from mggcn.planning.batches import slot_plan
+from mggcn.planning.batches import hops_back, slot_plan
 from mggcn.planning.run import RunPlan
 from mggcn.train.runtime import DTYPES
 
@@ -47,7 +47,7 @@ def sampled_feed(config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: 
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
     degree = degrees(adj_t, whole, 0, self_loops=model.self_loops, threads=threads)
     row, col = scales(degree, model.norm)
-    slots = slot_plan(config, plan.shape, stack)
+    slots = slot_plan(config, plan.shape, stack, hops_back(plan.ranks[rank].values.training, stack))
     return SampledFeed(
         stack,
         Sampler(adj_t, slots.draws, self_loops=model.self_loops),

@@ -34,9 +34,9 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     plan, few = config.sample.plan, config.model.norm_layer == "batch"
     if bound is None or plan == "bound":
         return bound
-    if plan == "auto" and (few or feed_bytes(config, shape, bound) <= LITTLE_BYTES):
+    if plan == "auto" and (few or feed_bytes(config, shape, bound, len(bound.blocks)) <= LITTLE_BYTES):
         return bound
-    slots = dataclasses.replace(slot_plan(config, shape, bound), transposed=0, places=False)
+    slots = dataclasses.replace(slot_plan(config, shape, bound, 0), places=False)
     sampler = Sampler(graph.untyped().adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run = Slot(slots), seeds_of(config, graph, owner), config.run
     most = [(0, 0)] * len(bound.blocks)

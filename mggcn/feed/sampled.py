@@ -121,12 +121,13 @@ class SampledFeed:
         real = values.real
         self._norm: Scales = norm
         edges = [c.edges * values.needed for c in reversed(stack.capacities)]
+        edges_t = [count * plan.is_transposed(hop) for hop, count in enumerate(edges)]
         most = stack.capacities[0].sources
         self._places = [
             _Place(
                 Slot(plan),
                 tuple(np.empty(count, real) for count in edges),
-                tuple(np.empty(count, real) for count in edges),
+                tuple(np.empty(count, real) for count in edges_t),
                 memory(),
                 (np.empty(most, real), np.empty(most, real)),
             )

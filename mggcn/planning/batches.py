@@ -10,11 +10,13 @@ from mggcn.config import Config
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import REAL, STORAGE
 from mggcn.memory.units import human
+from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.values import Graph
 from mggcn.planning.shape import GraphShape
 
 
-def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int) -> list[str]:
-    """Describe the batches of an epoch: what each hop has at most on a rank, and what batches on their way take."""
+def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nbytes: int) -> list[str]:
+    """Describe the batches of an epoch: what each hop has at most on a rank, and the bytes of those on their way."""
     sample, inputs = config.sample, stack.capacities[0].sources
     redundancy = steps * config.run.ranks * inputs / shape.num_vertices
     lines = [
@@ -28,7 +30,7 @@ def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int) -> 
         )
     return [
         *lines,
-        f"  {sample.ahead + 1} batches on their way take {human(feed_bytes(config, shape, stack))}; an epoch gathers at "
+        f"  {sample.ahead + 1} batches on their way take {human(nbytes)}; an epoch gathers at "
         f"most {redundancy:.1f} times the graph's features",
     ]
 
@@ -56,20 +58,31 @@ def draws_of(config: Config) -> Draws:
     return Draws(fanouts=sample.fanout, by=by, replace=sample.draw == "replace")
 
 
-def slot_plan(config: Config, shape: GraphShape, stack: Stack) -> SlotPlan:
-    """Return what the memory of a drawn batch depends on."""
+def hops_back(training: Graph, stack: Stack) -> int:
+    """Return the hops, from the seeds on, through which a training step's gradients flow back."""
+    kinds = (value.kind for value in training.values())
+    crossed = {kind.block for kind in kinds if isinstance(kind, Aggregate) and kind.backward}
+    return max((hop for hop, block in enumerate(reversed(stack.blocks), start=1) if block in crossed), default=0)
+
+
+def slot_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> SlotPlan:
+    """Return what the memory of a drawn batch depends on. back: hops that are transposed, as `hops_back`."""
     return SlotPlan(
         draws=draws_of(config),
         capacities=tuple(reversed(stack.capacities)),
         num_vertices=shape.num_vertices,
         places=shape.weighted,
+        transposed=back,
     )
 
 
-def feed_bytes(config: Config, shape: GraphShape, stack: Stack) -> int:
-    """Return the bytes of the batches on their way on one rank: what is drawn, what it counts, and features."""
+def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> int:
+    """Return the bytes of the batches on their way on one rank: what is drawn, what it counts, and features.
+
+    back: as for `slot_plan`.
+    """
     real, inputs = ITEM_BYTES[REAL[config.run.precision]], stack.capacities[0].sources
     features = BufferSpec("", inputs, shape.num_features, STORAGE[config.run.precision]).nbytes
-    values = 2 * real * sum(size.edges for size in stack.capacities)
-    one = slot_plan(config, shape, stack).nbytes + values + features + (4 + 2 * real) * inputs
+    values = real * sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(stack.capacities)))
+    one = slot_plan(config, shape, stack, back).nbytes + values + features + (4 + 2 * real) * inputs
     return (config.sample.ahead + 1) * one

@@ -17,6 +17,7 @@ from mggcn.errors import PlanError
 from mggcn.memory.device import DEVICES, OPERAND, STORAGE
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputShape
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.lower import Plans, lower, panel_width
 from mggcn.model.network import NETWORKS, Choices, Values, make_values
 from mggcn.model.runtime import Sizes
@@ -122,7 +123,9 @@ class RunDecisions:
         if self.stack is None:
             return {WHOLE: training, **smaller}, {WHOLE: exact}
         local = zip(self.stack.blocks, self.stack.capacities, strict=True)
-        return {block: LocalPlan(size) for block, size in local}, {WHOLE: exact}
+        kinds = (value.kind for value in self.values.training.values())
+        back = {kind.block for kind in kinds if isinstance(kind, Aggregate) and kind.backward}
+        return {block: LocalPlan(size, block in back) for block, size in local}, {WHOLE: exact}
 
     def panel_width(self) -> int:
         """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks use the width that fits the

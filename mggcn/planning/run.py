@@ -29,7 +29,7 @@ from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
-from mggcn.planning.batches import feed_bytes, stack_of
+from mggcn.planning.batches import feed_bytes, hops_back, stack_of
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.programs import Lowering
 from mggcn.planning.pruning import LayerRows, set_bytes
@@ -267,7 +267,9 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
         regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
     if config.sample.batch and common.stack is not None:
-        regions["batches on their way"] = feed_bytes(config, shape, common.stack)
+        regions["batches on their way"] = feed_bytes(
+            config, shape, common.stack, hops_back(values.training, common.stack)
+        )
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     return RankPlan(

@@ -170,7 +170,8 @@ def _batches(plan: RunPlan) -> list[str]:
     """Describe the batches of an epoch, if it is not one step over the whole graph."""
     if plan.stack is None or not plan.config.sample.batch:
         return []
-    return ["", *batch_lines(plan.config, plan.shape, plan.stack, plan.steps)]
+    nbytes = plan.largest.regions["batches on their way"]
+    return ["", *batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes)]
 
 
 def _explained(rank: RankPlan) -> list[str]:

@@ -58,7 +58,7 @@ class BatchLoader:
             if not isinstance(aggregation, LocalBlock):
                 raise PlanError(f"block {block.name!r} does not take edges from a batch")
             num_sources = batch.rows[block.sources].size
-            aggregation.load(*_matrices(backend, edges, num_sources, self._real, aggregation.loaded))
+            aggregation.load(*_matrices(backend, edges, num_sources, self._real, aggregation))
         counts = {name: ids.size for name, ids in batch.rows.items()}
         runtime.programs = {**runtime.programs, "train": train.cut(counts)}
 
@@ -96,19 +96,14 @@ class BatchLoader:
 
 
 def _matrices(
-    backend: KernelBackend,
-    edges: BlockEdges,
-    num_sources: int,
-    dtype: npt.DTypeLike,
-    before: tuple[Sparse, Sparse] | None,
-) -> tuple[Sparse, Sparse]:
-    """Return a block's matrix, a row for each target, and its transpose, with rows in the order of targets.
-
-    before: the matrices of the batch before.
-    """
-    back = edges.transposed or _transposed(edges, num_sources)
-    like, like_t = before or (None, None)
-    return _sparse(backend, edges, dtype, like), _sparse(backend, back, dtype, like_t)
+    backend: KernelBackend, edges: BlockEdges, num_sources: int, dtype: npt.DTypeLike, block: LocalBlock
+) -> tuple[Sparse, Sparse | None]:
+    """Return a block's matrix, a row for each target, and where it is read its transpose, with rows in that order."""
+    like, like_t = block.loaded or (None, None)
+    matrix = _sparse(backend, edges, dtype, like)
+    if not block.back:
+        return matrix, None
+    return matrix, _sparse(backend, edges.transposed or _transposed(edges, num_sources), dtype, like_t)
 
 
 def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like: Sparse | None) -> Sparse:
