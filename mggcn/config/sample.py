@@ -20,8 +20,8 @@ class SampleConfig:
     """In-neighbours that are drawn of each vertex, a number for each layer, that of the layer next to the output first,
     such as 15,10,5; -1, or all: every one."""
     draw: Literal["uniform", "replace", "weight", "labor", "labor-one"] = "uniform"
-    """How in-neighbours are drawn. uniform: without replacement; replace: with it; weight: without replacement, by the
-    weights of edges; labor: LABOR-0 (Balin and Catalyurek 2023), a random number for each vertex, the same for all that
+    """How in-neighbours are drawn. uniform: without replacement; replace: with it; weight: without replacement, the heavier
+    an edge the sooner, and the edges drawn then count alike, as much as all of the vertex's edges do; labor: LABOR-0 (Balin and Catalyurek 2023), a random number for each vertex, the same for all that
     may draw it, so that fewer are drawn in all; labor-one: the same number in every layer."""
     weights: Literal["unbiased", "mean", "block"] = "unbiased"
     """What a drawn edge counts, beside its part of the whole graph's normalisation. unbiased: one over the chance of being

@@ -228,6 +228,7 @@ class SampledFeed:
         """S_r by the in-degrees of a block's targets, S_c by the out-degrees of its sources."""
         norm, ones = "mean" if self._norm[1] is None else "symmetric", np.ones(size)
         into = next((np.diff(e.indptr) for block, e in edges.items() if block.targets == name), ones)
-        out_of = next((np.diff(e.transposed.indptr) for block, e in edges.items() if block.sources == name), ones)
+        counts = (np.bincount(e.indices, minlength=size) for block, e in edges.items() if block.sources == name)
+        out_of = next(counts, ones)
         row, col = scales(into.astype(np.float64), norm)[0], scales(out_of.astype(np.float64), norm)[1]
         return row.astype(self._values.real), None if col is None else col.astype(self._values.real)
