@@ -21,8 +21,9 @@ class SampleConfig:
     such as 15,10,5; -1, or all: every one."""
     draw: Literal["uniform", "replace", "weight", "labor", "labor-one"] = "uniform"
     """How in-neighbours are drawn. uniform: without replacement; replace: with it; weight: without replacement, the heavier
-    an edge the sooner, and the edges drawn then count alike, as much as all of the vertex's edges do; labor: LABOR-0 (Balin and Catalyurek 2023), a random number for each vertex, the same for all that
-    may draw it, so that fewer are drawn in all; labor-one: the same number in every layer."""
+    an edge the sooner, and the edges drawn then count alike, as much as all of the vertex's edges do; labor: LABOR-0 (Balin
+    and Catalyurek 2023), a random number for each vertex, the same for all that may draw it, so that fewer are drawn;
+    labor-one: the same number in every layer."""
     weights: Literal["unbiased", "mean", "block"] = "unbiased"
     """What a drawn edge counts, beside its part of the whole graph's normalisation. unbiased: one over the chance of being
     drawn, so that a sum over neighbours has the whole graph's as its expectation; mean: as much as makes the edges drawn of
