@@ -3,24 +3,30 @@
 recipes     Kipf and Welling's settings on Cora and CiteSeer, at the last epoch too
 precisions  fp32, mixed and bf16, with the bytes that two ranks send
 delayed     DistGNN's delays on four ranks (its table 5), against one rank
+batches     the whole graph beside sampled batches, each with its own learning rate; seconds until a score is reached
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import shutil
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench.graphs import find_data
 from bench.report import ROOT, listed, parse, surroundings, table, write_report
 from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import Config, from_tables
 from mggcn.config.files import from_toml
+from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.runs.train import prepare_run, run_training
 
@@ -35,6 +41,7 @@ SAGE: Tables = {
     "model": {"kind": "sage", "hidden": [64], "dropout": 0.5},
     "train": {"lr": 0.005, "weight_decay": 5e-5, "epochs": 200},
 }
+SAMPLE = {"batch": 128, "fanout": [10, 5]}
 FOUR = {"ranks": 4, "threads": 1, "transport": "threads", "strategy": "delayed"}
 
 
@@ -46,6 +53,10 @@ class Experiment:
     runs: dict[str, dict[str, Any]]
     tables: Tables
     """Settings where a graph has no recipe."""
+    own: dict[str, Tables] = field(default_factory=dict)
+    """Further settings of contenders."""
+    divided: bool = False
+    """Whether each seed divides the vertices anew, 60 % for training and 20 % for validation."""
 
 
 EXPERIMENTS = {
@@ -67,26 +78,49 @@ EXPERIMENTS = {
         },
         SAGE,
     ),
+    "batches": Experiment(
+        dict.fromkeys(("coauthor_cs", "amazon_computers", "facebook_pages", "twitch_de", "dblp"), 5),
+        {"whole graph": {}, "batches": {}, "batches, LABOR": {}},
+        {"model": {"kind": "sage", "aggregator": "mean", "self_loops": False, "hidden": [128], "dropout": 0.5}},
+        {
+            "whole graph": {"train": {"lr": 0.01, "epochs": 200}},
+            "batches": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE},
+            "batches, LABOR": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE | {"draw": "labor-one"}},
+        },
+        divided=True,
+    ),
 }
 STRATEGIES, WIDE = ("broadcast", "halo", "slice", "delayed"), [128, 128]
 GOAL = 0.3
 """Points that the mean accuracy in mixed may lie from that in fp32."""
 
 
-def config_of(what: str, graph: str, run: dict[str, Any], train: dict[str, Any], threads: int) -> Config:
+def config_of(what: str, graph: str, label: str, train: dict[str, Any], threads: int) -> Config:
+    experiment = EXPERIMENTS[what]
     recipe = graph in KIPF and what != "delayed"
-    tables = EXPERIMENTS[what].tables
-    base = from_toml(ROOT / "recipes" / f"{KIPF[graph][0]}.toml") if recipe else from_tables(tables)
-    return from_tables({"train": train, "run": {"threads": threads} | run}, base)
+    base = from_toml(ROOT / "recipes" / f"{KIPF[graph][0]}.toml") if recipe else from_tables(experiment.tables)
+    base = from_tables(experiment.own.get(label, {}), base)
+    return from_tables({"train": train, "run": {"threads": threads} | experiment.runs[label]}, base)
 
 
-def trained(store: Path, config: Config) -> dict[str, float]:
-    """Test scores at the best validation epoch and the last, and seconds per epoch of one run."""
-    graph = open_store(store)
+def divided(graph: Graph, seed: int) -> Graph:
+    """The graph with 60 % of its vertices for training and 20 % for validation."""
+    place = np.random.default_rng(seed).permutation(graph.num_vertices) / graph.num_vertices
+    bounds = {"train": (0.0, 0.6), "val": (0.6, 0.8), "test": (0.8, 1.0)}
+    masks = {name: ArrayRows(((low <= place) & (place < high))[None]) for name, (low, high) in bounds.items()}
+    return replace(graph, splits=masks)
+
+
+def trained(graph: Graph, config: Config) -> dict[str, Any]:
+    """Test scores at the best validation epoch and the last, and seconds per epoch of one run; its curve."""
     with tempfile.TemporaryDirectory() as folder:
-        result = run_training(prepare_run(config, graph, store, Path(folder) / "run"), graph, quiet=True)
+        run = Path(folder) / "run"
+        result = run_training(prepare_run(config, graph, None, run), graph, quiet=True)
+        history = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     scores = {when: result[when]["test"] for when in ("best", "final")}
-    return {**scores, "seconds": result["seconds_per_epoch"]}
+    seconds = itertools.accumulate(row["seconds"] for row in history)
+    curve = [[s, row["val"]] for s, row in zip(seconds, history, strict=True)]
+    return {**scores, "seconds": result["seconds_per_epoch"], "curve": curve}
 
 
 def measure(what: str, name: str, data: Path, args: Any) -> dict[str, Any]:
@@ -96,10 +130,12 @@ def measure(what: str, name: str, data: Path, args: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(shutil.copytree(data / name, Path(folder) / name))  # cuts and orders are kept beside the store
         for seed in range(1, 1 + (args.seeds or experiment.graphs[name])):
-            for label, run in experiment.runs.items():
+            graph = open_store(store)
+            graph = divided(graph, seed) if experiment.divided else graph
+            for label in experiment.runs:
                 train = {"seed": seed} | ({"epochs": args.epochs} if args.epochs else {})
-                runs[label].append(trained(store, config_of(what, name, run, train, args.threads)))
-                print(what, name, seed, label, runs[label][-1], file=sys.stderr)
+                runs[label].append(trained(graph, config_of(what, name, label, train, args.threads)))
+                print(what, name, seed, label, runs[label][-1]["best"], file=sys.stderr)
         return {"graph": name, "runs": runs, "sent": sent(what, name, store) if what == "precisions" else {}}
 
 
@@ -108,8 +144,9 @@ def sent(what: str, name: str, store: Path) -> dict[str, dict[str, int]]:
     graph, found = open_store(store), {}
     for strategy, hidden in itertools.product(STRATEGIES, (None, WIDE)):
         cells = {}
-        for label, run in EXPERIMENTS[what].runs.items():
-            config = config_of(what, name, run | {"ranks": 2, "strategy": strategy}, {}, 1)
+        for label in EXPERIMENTS[what].runs:
+            two = {"run": {"ranks": 2, "strategy": strategy}}
+            config = from_tables(two, config_of(what, name, label, {}, 1))
             config = resolve(from_tables({"model": {"hidden": hidden}} if hidden else {}, config), graph)
             plan, _ = plan_graph(config, graph)
             cells[label] = sum(rank.bytes_sent(rank.train) for rank in plan.ranks)
@@ -130,6 +167,19 @@ def rows_of(found: dict[str, Any]) -> list[list[Any]]:
         rows.append(
             [found["graph"], label, len(runs), *cells, f"{1e3 * statistics.median(r['seconds'] for r in runs):.2f}"]
         )
+    return rows
+
+
+def reached(found: dict[str, Any]) -> list[list[Any]]:
+    """A row for each contender: training seconds until validation is within a point of the best mean, median over seeds."""
+    best = {k: statistics.fmean(max(v for _, v in run["curve"]) for run in runs) for k, runs in found["runs"].items()}
+    wanted, rows = max(best.values()) - 0.01, []
+    for label, runs in found["runs"].items():
+        times = [next((s for s, v in run["curve"] if v >= wanted), math.inf) for run in runs]
+        never = sum(map(math.isinf, times))
+        middle = statistics.median(times)
+        shown = "never" if math.isinf(middle) else f"{middle:.2f}"
+        rows.append([found["graph"], label, f"{100 * best[label]:.2f}", f"{100 * wanted:.2f}", shown, never])
     return rows
 
 
@@ -158,6 +208,10 @@ def describe(what: str, results: list[dict[str, Any]]) -> str:
     text = f"## {what}\n\n" + table(head, [row for found in results for row in rows_of(found)]) + "\n"
     if what == "recipes":
         text += "Published: " + ", ".join(f"{graph} {100 * score:.1f} %" for graph, (_, score) in KIPF.items()) + ".\n"
+    if what == "batches":
+        text += "Training seconds, without evaluations, until a score within a point of the best mean is reached:\n\n"
+        head = ["graph", "run", "best validation, %", "reached at, %", "s", "seeds that never did"]
+        text += table(head, [row for found in results for row in reached(found)])
     if what == "precisions":
         verdict = f"MISSED on {', '.join(missed(results))}" if missed(results) else "met"
         text += f"Goal, mixed within {GOAL} points: {verdict}.\n\n"
