@@ -1,9 +1,9 @@
 // What the drawn in-edges of a block count (feed/values.py): for each entry e of row t
 //   value[e] = weight[place[e]] draw[e] f_t, with f_t = degree_t / (sum of the row's draw) if normalised, else 1.
-// degree_t counts the vertex's stored in-edges that may be drawn. Drawn by weight, an edge's weight is in its chance: value
-// has no weight, and degree_t is the sum of weights. An own entry (column t of row t, under self-loops) is never drawn: its
-// value is its weight, or 1 if it was inserted (place -1). No weights: all are 1.
-// Moves: T rows and E entries once, a random line of the store for each weight; drawn by weight, whole rows.
+// degree_t counts the vertex's stored in-edges that may be drawn. Drawn by weight, an edge's weight is in its chance:
+// value has no weight, and degree_t is the sum of weights. An own entry (column t of row t, under self-loops) is never
+// drawn: its value is its weight, or 1 if it was inserted (place -1). No weights: all are 1. Moves: T rows and E
+// entries once, a random line of the store for each weight; drawn by weight, whole rows.
 #include "common.h"
 
 namespace {

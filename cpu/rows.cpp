@@ -1,11 +1,15 @@
 // Row passes over dense data: epilogue, gather, scatter, and the mask of sparse features.
 // finish           out[v, :] = epilogue(in[v, :]); in == out works in place if they are of one type. moves 2 V D
 // gather_rows      out[i, :] = in[index[i], :]
+// gather_sparse    out[i, :] = row ids[i] of a CSR matrix, divided by the sum of its absolute values if normalised;
+//                  *bad is an entry whose column is none, if there is one.
 // scatter_rows     out[index[i], :] = in[i, :];  scatter_add_rows  out[index[i], :] += in[i, :]; index without repeats.
 // dropout_values   out[e] = values[e] under the mask of the dense row that has it.
 // Dense rows are stored as S = float, double or bfloat16, those of the result as S or the other one of float and
 // bfloat16; scales, bias, values and what is computed between a load and a store are of the type of sums (common.h), so
 // bfloat16 is rounded once. Twin: cuda/rows.cu.
+#include <cmath>
+
 #include "common.h"
 #include "epilogue.h"
 #include "pieces.h"
@@ -45,6 +49,27 @@ void gather_rows(const S* in, int64_t ld_in, const int32_t* index, O* out, int64
                  int32_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t i = 0; i < rows; ++i) copy_row(in + (int64_t)index[i] * ld_in, out + i * ld_out, cols);
+}
+
+template <class O>
+void gather_sparse(const int64_t* indptr, const int32_t* indices, const float* values, const int64_t* ids, O* out,
+                   int64_t ld_out, int64_t rows, int64_t cols, int32_t normalised, int64_t* bad) {
+  for (int64_t i = 0; i < rows; ++i) {
+    O* row = out + i * ld_out;
+    memset(static_cast<void*>(row), 0, cols * sizeof(O));
+    const int64_t first = indptr[ids[i]], last = indptr[ids[i] + 1];
+    double sum = 0;
+    if (normalised)
+      for (int64_t e = first; e < last; ++e) sum += values ? std::abs(values[e]) : 1;
+    for (int64_t e = first; e < last; ++e) {
+      const double value = values ? values[e] : 1;
+      if ((uint32_t)indices[e] < (uint64_t)cols) {
+        row[indices[e]] = narrow<O>((Real<O>)(sum > 0 ? value / sum : value));
+      } else {
+        *bad = e;
+      }
+    }
+  }
 }
 
 template <class S, class O>
@@ -112,6 +137,16 @@ MGGCN_MOVES(f64, double, double)
 MGGCN_MOVES(bf16, bf16, bf16)
 MGGCN_MOVES(f32_bf16, float, bf16)
 MGGCN_MOVES(bf16_f32, bf16, float)
+
+#define MGGCN_GATHER_SPARSE(suffix, O)                                                                             \
+  MGGCN_EXPORT(mggcn_gather_sparse_##suffix)                                                                       \
+  (const int64_t* indptr, const int32_t* indices, const float* values, const int64_t* ids, O* out, int64_t ld_out, \
+   int64_t rows, int64_t cols, int32_t normalised, int64_t* bad) {                                                 \
+    gather_sparse(indptr, indices, values, ids, out, ld_out, rows, cols, normalised, bad);                         \
+  }
+MGGCN_GATHER_SPARSE(f32, float)
+MGGCN_GATHER_SPARSE(f64, double)
+MGGCN_GATHER_SPARSE(bf16, bf16)
 
 #define MGGCN_VALUES(suffix, T)                                                                                  \
   MGGCN_EXPORT(mggcn_dropout_values_##suffix)                                                                    \

@@ -193,6 +193,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_activation_grad_": (_P, _L, _P, _L, _P, _L, _L, _L, _L, _I, _D, _P, _P, _P, _I),
     "mggcn_sum_partials_": (_P, _P, _L),
     "mggcn_gather_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
+    "mggcn_gather_sparse_": (_P, _P, _P, _P, _P, _L, _L, _L, _I, _P),
     "mggcn_scatter_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
     "mggcn_scatter_add_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
     "mggcn_dropout_values_": (_P, _P, _P, _P, _L, _P, _P, _I),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from mggcn import native
+from mggcn.backend.cpu.args import NAMES
 from mggcn.backend.cpu.memory import allocate
+from mggcn.errors import GraphError
 from mggcn.graph.csr import CSR
 from mggcn.memory.arena import BufferSpec
 
@@ -27,6 +30,10 @@ class GatheredRows:
         self._index = np.empty(spec.rows, np.int32)
         self._reader, features = reader, reader.graph.features
         self._source: npt.NDArray[np.float32] | None = None
+        self._sparse: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None] | None = None
+        if isinstance(features, CSR):
+            values = None if features.values is None else features.values.array()
+            self._sparse = features.indptr.array(), features.indices.array(), values
         converted = reader.row_normalize or storage == torch.float64
         if features is not None and not isinstance(features, CSR) and features.dtype == np.float32 and not converted:
             self._source = features.array()
@@ -34,10 +41,34 @@ class GatheredRows:
     def gather(self, ids: npt.NDArray[np.int64]) -> Tensor:
         """Return the features of vertices, (len(ids), D), valid until the next call. Cost: a random access for each."""
         out, source = self._rows[: ids.size], self._source
+        if self._sparse is not None:
+            return self._from_sparse(*self._sparse, ids, out)
         if source is None:
             return out.copy_(torch.from_numpy(self._reader.gather(ids)))
         index = self._index[: ids.size]
         np.copyto(index, ids, casting="unsafe")
         kernel = native.kernel("mggcn_gather_rows_", "f32" if out.dtype == torch.float32 else "f32_bf16")
         kernel(source.ctypes.data, source.shape[1], index.ctypes.data, out.data_ptr(), out.stride(0), *out.shape, 1)
+        return out
+
+    def _from_sparse(self, indptr: Any, indices: Any, values: Any, ids: npt.NDArray[np.int64], out: Tensor) -> Tensor:
+        """Write rows of a CSR matrix as dense ones. Raises: GraphError for a column that it does not have."""
+        bad = ctypes.c_int64(-1)
+        kernel = native.kernel("mggcn_gather_sparse_", NAMES[out.dtype])
+        addresses = (indptr.ctypes.data, indices.ctypes.data, None if values is None else values.ctypes.data)
+        normalised = int(self._reader.row_normalize)
+        kernel(
+            *addresses,
+            ids.ctypes.data,
+            out.data_ptr(),
+            out.stride(0),
+            *out.shape,
+            normalised,
+            ctypes.addressof(bad),
+        )
+        if bad.value >= 0:
+            raise GraphError(
+                f"features have {out.shape[1]} columns, entry {bad.value} is in column {indices[bad.value]}; the store is "
+                "damaged: copy or prepare it again"
+            )
         return out
