@@ -14,6 +14,7 @@ from mggcn.config import Config, SampleConfig
 from mggcn.feed.batch import Batch
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.partition.rows.tiles import scales
+from tests.devices import CPU, Where, everywhere
 from tests.feed.test_blocks import MODELS, Twin, config_of, graph_of
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.reference import dense_csr
@@ -86,15 +87,15 @@ def step_of(rank: Rank) -> dict[str, Any]:
     rows = {name: ids.copy() for name, ids in batch.rows.items()}
     return {
         "loss": loss,
-        "grads": {n: g.numpy().copy() for n, g in rank.trainer.runtime.weights.grads.items()},
+        "grads": {n: g.cpu().numpy().copy() for n, g in rank.trainer.runtime.weights.grads.items()},
         "weights": rank.trainer.runtime.weights.state_dict(),
         "batch": dataclasses.replace(batch, rows=rows),
         "stack": rank.feed.stack,
     }
 
 
-def compare(config: Config, graph: Graph, own_values: bool) -> None:
-    found = on_ranks(config, graph, step_of)
+def compare(config: Config, graph: Graph, own_values: bool, where: Where = CPU) -> None:
+    found = on_ranks(where.config(config), graph, step_of, device_of=where.device_of)
     loss, expected = reference(config, graph, found, own_values)
     assert found[0]["loss"] == pytest.approx(loss, rel=1e-12)
     for key, gradient in expected.items():
@@ -109,6 +110,12 @@ def test_gradients_of_a_batch(name: str, ranks: int) -> None:
     is not the mean over all ranks' seeds.
     """
     compare(sampled(ranks, MODELS[name]), graph_of(), own_values=True)
+
+
+@pytest.mark.parametrize(("where", "name"), everywhere(["gcn", "sage", "gat", "sage-max"]))
+def test_gradients_of_a_batch_on_every_device(where: Where, name: str) -> None:
+    """Fails if what a batch brings to a device is not what the host drew."""
+    compare(sampled(1, MODELS[name]), graph_of(), own_values=True, where=where)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
