@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -35,13 +36,13 @@ PACKAGE = Path(__file__).resolve().parents[1]
 """The folder that holds the package."""
 
 
-def python(module: str) -> list[str]:
+def python(module: str, flags: Sequence[str] = ()) -> list[str]:
     """Return the command that runs a module of the package as a program, whatever files the working folder has.
 
-    -m alone would look there first, and take a user's types.py or queue.py for the library's.
+    flags: of the interpreter. -m alone would look there first, and take a user's types.py or queue.py for the library's.
     """
     found = f"import runpy, sys; sys.path.append({str(PACKAGE)!r}); runpy.run_module({module!r}, run_name='__main__')"
-    return [sys.executable, "-P", "-c", found]
+    return [sys.executable, *flags, "-P", "-c", found]
 
 
 def die_with_parent(parent: int) -> None:

@@ -199,7 +199,7 @@ class Trainer:
         if self._folder is None:
             return "not trained yet"
         if not run_folders.is_complete(self._folder):
-            return f"not complete: {run_folders.epochs_done(self._folder, self._config)} epochs are saved"
+            return f"not complete: {run_folders.saved_text(self._folder, self._config) or '0 epochs'} are saved"
         result = self.result()
         scores = ", ".join(f"{split} {score:.4f}" for split in SPLITS if (score := result["best"][split]) is not None)
         return f"{result['epochs']} epochs trained, best {result['metric']}: {scores}"

@@ -31,10 +31,12 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     owner uint16 (N,): the rank of each vertex. Cost: DRAWN batches are drawn, of which no features are read.
     """
     bound = stack_of(config, shape)
-    plan, few = config.sample.plan, config.model.norm_layer == "batch"
+    plan = config.sample.plan
     if bound is None or plan == "bound":
         return bound
-    if plan == "auto" and (few or feed_bytes(config, shape, bound, len(bound.blocks)) <= LITTLE_BYTES):
+    if plan == "auto" and (
+        config.reads_whole_batches or feed_bytes(config, shape, bound, len(bound.blocks)) <= LITTLE_BYTES
+    ):
         return bound
     slots = dataclasses.replace(slot_plan(config, shape, bound, 0), places=False)
     sampler = Sampler(graph.untyped().adj_t, slots.draws, self_loops=config.model.self_loops)

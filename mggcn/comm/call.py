@@ -10,6 +10,7 @@ import argparse
 import multiprocessing
 import pickle
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.spawn import get_preparation_data, prepare
@@ -45,7 +46,9 @@ def call_ranks(
     Raises: ConfigError if body cannot be sent, or an unguarded script calls this in a rank; otherwise as `run_ranks`.
     """
     write_bytes(folder / CALL, pickle.dumps((transport, timeout_s, *packed(body))), durable=False)
-    command = [*python("mggcn.comm.call"), str(folder)]
+    # As multiprocessing does: -W, -X and -O of the caller hold in the ranks, whose function is the caller's.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [*python("mggcn.comm.call", flags), str(folder)]
     run_ranks(command, size, folder, timeout_s=timeout_s, poll=poll, logs=False)
     results = [_result_path(folder, rank) for rank in range(size)]
     for rank, result in enumerate(results):

@@ -274,8 +274,9 @@ class Config:
                 f"model.kind {model.kind} reads no neighbours, so there is nothing to draw; leave sample.batch out",
             )
             _require(
-                sample.plan != "run" or model.norm_layer != "batch",
-                "sample.plan run may cut a step into halves, and a batch norm would see each alone; choose bound or auto",
+                sample.plan != "run" or not self.reads_whole_batches,
+                "sample.plan run may cut a step into halves, and a batch norm, or sample.weights block, would see each "
+                "alone; choose bound or auto",
             )
             _require(
                 self.run.strategy != "delayed",
@@ -292,6 +293,11 @@ class Config:
                 "debug.weight_decay_on first is for models with one matrix in their first layer (gcn, gat, sgc, appnp, "
                 f"mlp, no linear residual), got model.kind {model.kind}, model.residual {model.residual}; use all"
             )
+
+    @property
+    def reads_whole_batches(self) -> bool:
+        """Whether a step's result depends on all of its seeds together, beside the sum of their losses."""
+        return self.model.norm_layer == "batch" or self.sample.weights == "block"
 
 
 PARTS: dict[str, type] = {

@@ -7,6 +7,7 @@ from mggcn.blocks.capacities import hops_of
 from mggcn.blocks.draws import By, Draws, bounds
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config
+from mggcn.errors import ConfigError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import REAL, STORAGE
 from mggcn.memory.units import human
@@ -36,10 +37,12 @@ def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nby
 
 
 def stack_of(config: Config, shape: GraphShape) -> Stack | None:
-    """Return the blocks of a step with their bounds on every rank; None: a step is the whole graph."""
+    """Return the blocks of a step with their bounds on every rank; None: a step is the whole graph. Raises: ConfigError."""
     sample = config.sample
     if not sample.batch:
         return None
+    if sample.draw == "weight" and not shape.weighted:
+        raise ConfigError("sample.draw weight needs a graph with weights, and this one has none; draw uniformly")
     seeds = min(sample.batch, shape.num_training or shape.num_vertices)
     capacities = bounds(
         -(-seeds // config.run.ranks),

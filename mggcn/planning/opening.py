@@ -39,9 +39,13 @@ def opening_lines(
     lines = [held, network]
     if plan.stack is not None and config.sample.batch:
         fanout = ", ".join("all" if number < 0 else str(number) for number in config.sample.fanout)
+        batch, training = config.sample.batch, plan.shape.num_training or config.sample.batch
+        size, steps = f"batches of {batch:,}", f"{plan.steps:,} step{'s' * (plan.steps > 1)} an epoch"
+        if batch > training:  # a mistyped size is seen here
+            size, steps = f"a batch of all {training:,}", f"which are fewer than {batch:,}, one step an epoch"
         lines.append(
-            f"batches of {config.sample.batch:,} training vertices and {fanout} drawn in-neighbours, {plan.steps:,} steps "
-            "an epoch: gradients are estimates of the whole graph's, evaluation is exact"
+            f"{size} training vertices and {fanout} drawn in-neighbours, {steps}: gradients are estimates of the whole "
+            "graph's, evaluation is exact"
         )
     if len(plan.ranks) > 1:
         lines.append(

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from mggcn.assemble.plan import (
     STRATEGIES,
     check_ranks,
@@ -17,6 +19,7 @@ from mggcn.assemble.plan import (
     room_of,
     this_machine,
 )
+from mggcn.assemble.stack import stack_for
 from mggcn.config import Config, RunConfig
 from mggcn.cost.machine import Machine
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
@@ -91,7 +94,7 @@ def resolve_auto_shape(
     machine = machine or this_machine(config)
     base = _with_run(config, _fallback(config.run))
     candidates = []
-    for run, exact in _variants(config.run, ("random",)):
+    for run, exact in _variants(config, ("random",)):
         trial = _with_run(base, run)
         partition = "libra" if STRATEGIES[trial.run.strategy].kind == "cut" else "rows"
         try:
@@ -146,15 +149,16 @@ def _fallback(run: RunConfig) -> dict[str, Any]:
     }
 
 
-def _variants(run: RunConfig, orders: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], bool]]:
+def _variants(config: Config, orders: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], bool]]:
     """Yield the settings of every variant, and whether it is exact; what the user named is not varied."""
+    run = config.run
     names = list(STRATEGIES) if run.strategy == "auto" else [str(run.strategy)]
     tried = orders if run.order == "auto" else (str(run.order),)
     for name in names:
         if STRATEGIES[name].kind == "rows":
             for order in tried:
                 yield {"strategy": name, "order": order}, True
-        elif run.ranks > 1:
+        elif run.ranks > 1 and not config.sample.batch:  # which delayed messages do not go with
             listed = run.delay if run.delay_epochs else DELAYED
             for delay in ("0", listed, "none") if run.strategy == "auto" else (run.delay,):
                 yield {"strategy": name, "order": "random", "delay": delay}, delay == "0"
@@ -189,7 +193,10 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
     if ranks <= MAX_PARTS:
         orders = (*orders, "locality")
     known: dict[tuple[str, str, int], PartitionStats | str] = {}
-    for run, exact in _variants(config.run, orders):
+    # Which rank has a seed depends on the order, the size of its batches hardly.
+    owner = (np.arange(graph.num_vertices) % ranks).astype(np.uint16)
+    stack = stack_for(base, graph, shape, owner)
+    for run, exact in _variants(config, orders):
         trial = _with_run(base, run)
         kind = STRATEGIES[trial.run.strategy].kind
         bins = trial.run.cut_bins if kind == "cut" else 1
@@ -205,7 +212,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
         if isinstance(stats, CutStats):
             partition = f"libra, replication {stats.replication:.2f}"
         try:
-            plan = plan_run(trial, shape, stats, STRATEGIES[trial.run.strategy], nccl, figures=figures)
+            plan = plan_run(trial, shape, stats, STRATEGIES[trial.run.strategy], nccl, figures=figures, stack=stack)
         except (GraphError, PlanError) as error:
             yield _candidate(trial.run, partition, exact, None, str(error))
         else:

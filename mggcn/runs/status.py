@@ -184,7 +184,7 @@ def line_of(run: RunStatus) -> str:
     if run.repeat > 1:
         parts.append(f"run {run.run + 1} of {run.repeat}")
     parts.append(f"epoch {run.epoch} of {run.epochs}")
-    if run.steps > 1:
+    if run.steps > 1 and run.state != "complete":
         parts.append(f"step {run.step} of {run.steps}")
     if run.epoch_s is not None and run.state == "training":
         parts.append(f"{run.epoch_s:.3g} s per epoch")

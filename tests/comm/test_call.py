@@ -57,6 +57,18 @@ def test_a_trainer_on_standard_input_has_ranks_as_processes() -> None:
 
 
 @pytest.mark.full
+def test_flags_of_the_interpreter_reach_the_ranks(tmp_path: Path) -> None:
+    """Fails if -O, -X or -W of a script do not hold in its ranks."""
+    (tmp_path / "script.py").write_text(
+        f"import sys\n{GRAPH}"
+        "def rows(part):\n    return sys.flags.optimize, sys._xoptions, [w for w in sys.warnoptions if 'Future' in w]\n"
+        f"if __name__ == '__main__':\n    print({CALL})\n"
+    )
+    out, _ = python("", "-O", "-X", "faulthandler", "-W", "ignore::FutureWarning", str(tmp_path / "script.py"))
+    assert out == f"{[(1, {'faulthandler': True}, ['ignore::FutureWarning'])] * 2}\n"
+
+
+@pytest.mark.full
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     """Fails if ranks that run the script again start ranks, or the caller does not hear why they do not."""
     (tmp_path / "script.py").write_text(f"{GRAPH}def rows(part):\n    return part.num_rows\n{CALL}\n")

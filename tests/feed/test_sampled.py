@@ -82,8 +82,9 @@ def reference(config: Config, graph: Graph, found: list[Any], own_values: bool) 
 
 def step_of(rank: Rank) -> dict[str, Any]:
     """A step's loss, gradients and batch."""
-    loss = rank.trainer.gradients(2)
+    # The batch comes first: an epoch that the trainer has begun draws later ones into the same memory.
     batch = next(rank.feed.epoch(8123, 2))
+    loss = rank.trainer.gradients(2)
     rows = {name: ids.copy() for name, ids in batch.rows.items()}
     return {
         "loss": loss,

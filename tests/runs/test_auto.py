@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import mggcn
+from mggcn.assemble.plan import plan_graph
 from mggcn.backend.gather_rates import CacheRates
 from mggcn.cli.entry import main
-from mggcn.config import Config, ModelConfig, RunConfig
+from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
 from mggcn.config.files import from_toml
 from mggcn.cost.machine import Machine, find_machine
 from mggcn.errors import ConfigError, PlanError
@@ -54,6 +55,25 @@ def test_every_strategy_and_order_is_compared() -> None:
     assert choice.chosen is not None
     assert choice.chosen.seconds == (kept if kept <= 1.03 * fastest else fastest)
     assert config.run.strategy in choice.chosen.candidate.strategy
+
+
+def test_batches_have_no_delayed_messages() -> None:
+    """Fails if auto tries a strategy that batches refuse, or plans its candidates for steps of another size."""
+    batches = dataclasses.replace(config_of(), sample=SampleConfig(batch=9, fanout=(3, 3, 3), plan="run"))
+    config, choice = resolve_auto(batches, graph(), find_machine("assumed-cpu"))
+    assert choice is not None
+    assert not is_auto(config)
+    assert {row.verdict for row in choice.rows if row.verdict != "analysis"} == {"fits"}
+    assert "delayed" not in {row.candidate.strategy.split()[0] for row in choice.rows}
+    plan, _ = plan_graph(config, graph())
+    chosen = choice.chosen.candidate.plan if choice.chosen else None
+    assert plan.stack is not None
+    assert chosen is not None
+    assert chosen.stack is not None
+    for mine, other in zip(plan.stack.capacities, chosen.stack.capacities, strict=True):
+        assert abs(mine.edges - other.edges) <= 0.2 * mine.edges
+    bare, _ = resolve_auto_shape(batches, shape_of(300, 900, 9, 3), 1.5, find_machine("assumed-cpu"))
+    assert bare.run.strategy != "delayed"
 
 
 def test_an_order_by_locality_is_taken_where_it_pays() -> None:

@@ -202,7 +202,8 @@ class BatchNormGrad(PlainKind):
 
     def run(self, rt: Runtime, op: Op) -> None:
         norms, g, z, out = rt.backend.norms, op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out)
-        mean, scale, sums, once = (op.tensor(rt, index)[0] for index in (2, 3, 4, 5))
+        # One row each, also where a step has no vertices of this rank.
+        mean, scale, sums, once = (rt.buffer(name)[0] for name in op.operands[2:])
         once = once[: z.shape[0]]
         partials = partials_of(rt, op, self.cols)
         norms.column_products(g, z, mean, partials)

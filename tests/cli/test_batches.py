@@ -1,0 +1,145 @@
+"""`mggcn train --batch`: what is refused, and the small and odd graphs that train."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.store_write import write_store
+from tests.cli.runs import history, refused, result, run_main
+from tests.graphs import make_graph, pattern
+from tests.model.test_rgcn import typed_graph
+
+N, TRAINING = 40, 12
+
+
+def graph_of(adj: Any, **kind: Any) -> Graph:
+    """A graph of a given adjacency, of which the first vertices train."""
+    graph = make_graph(adj, num_features=6, num_classes=3, seed=5, **kind)
+    n = graph.num_vertices
+    train = np.arange(n) < max(TRAINING * n // N, 1)
+    labels = np.random.default_rng(2).integers(0, 3, n)
+    splits = {"train": ArrayRows(train[None]), "val": ArrayRows(~train[None])}
+    return dataclasses.replace(graph, splits=splits, labels=ArrayRows(labels))
+
+
+def store(folder: Path, graph: Graph) -> Path:
+    write_store(graph, folder / "store")
+    return folder / "store"
+
+
+def isolated(n: int = N) -> Any:
+    """All training vertices but the last two have no edges."""
+    adj = pattern("random", n, 3)
+    adj[: TRAINING - 2] = 0
+    adj[:, : TRAINING - 2] = 0
+    return adj
+
+
+SMALL: dict[str, tuple[Callable[[], Graph], list[str]]] = {
+    "one vertex": (lambda: graph_of(np.zeros((1, 1), np.float32)), []),
+    "no edges": (lambda: graph_of(pattern("empty", N, 1)), []),
+    "isolated seeds": (lambda: graph_of(isolated()), []),
+    "star": (lambda: graph_of(pattern("star", N, 1)), []),
+    "directed": (lambda: graph_of(pattern("directed", N, 1)), []),
+    "weighted": (lambda: graph_of(pattern("weighted", N, 1), weighted=True), ["--set", "sample.draw=weight"]),
+    "sparse": (lambda: graph_of(pattern("random", N, 1), sparse=True), ["--set", "data.row_normalize=true"]),
+    "more ranks than seeds": (lambda: graph_of(pattern("random", N, 1)), ["--batch", "2", "--ranks", "3"]),
+    "ranks without seeds and batch norm": (
+        lambda: graph_of(pattern("random", N, 1)),
+        ["--batch", "2", "--ranks", "3", "--set", "model.norm_layer=batch"],
+    ),
+    "a batch of everything": (lambda: graph_of(pattern("random", N, 1)), ["--batch", "1000", "--fanout", "all,all"]),
+    "every choice left open": (
+        lambda: graph_of(pattern("random", N, 1)),
+        ["--ranks", "2", "--strategy", "auto", "--order", "auto"],
+    ),
+    "halo of one": (lambda: graph_of(pattern("random", N, 1)), ["--ranks", "2", "--strategy", "halo"]),
+    "slices": (lambda: graph_of(pattern("random", N, 1)), ["--ranks", "2", "--strategy", "slice"]),
+}
+SETTINGS = ["--epochs", "3", "--batch", "5", "--fanout", "3,2", "--threads", "1", "--set", "model.hidden=8"]
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gin"])
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.covering(1)
+def test_small_and_odd_graphs_train(name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a graph without edges, a vertex without neighbours or a rank without seeds ends a run, or gives no score."""
+    make, more = SMALL[name]
+    if "weight" in name and kind in ("gat", "gin"):
+        more = []
+    where = store(tmp_path, make())
+    ranks = ["--transport", "threads"] if "--ranks" in more else []
+    model = ["--set", f"model.kind={kind}", "--set", "model.dropout=0.3"]
+    code = run_main("train", where, *SETTINGS, *model, *more, *ranks, "--out", tmp_path / "run")
+    assert code == 0, capsys.readouterr().err
+    rows = history(tmp_path / "run")
+    assert len(rows) == 3
+    assert all(np.isfinite(row["loss"]) for row in rows)
+    assert result(tmp_path / "run")["measured_peak_bytes"] > 0
+
+
+def test_a_batch_larger_than_the_training_set_is_one_and_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the run does not say that its steps are smaller than was asked for, or makes more than one."""
+    where = store(tmp_path, graph_of(pattern("random", N, 1)))
+    assert run_main("train", where, *SETTINGS, "--batch", 1000, "--out", tmp_path / "run") == 0
+    said = capsys.readouterr().out
+    assert f"a batch of all {TRAINING} training vertices" in said
+    assert "which are fewer than 1,000, one step an epoch: gradients are estimates" in said
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "a fan-out too many": (["--fanout", "3,2,2"], r"sample.fanout must have 2 numbers, one for each sum .* got 3,2,2"),
+    "a fan-out too few": (["--fanout", "3"], r"sample.fanout must have 2 numbers, one for each sum .* got 3"),
+    "no fan-out": (["--fanout", ""], "sample.batch is 5, and sample.fanout is not set"),
+    "no batch": (["--batch", "all"], "sample.fanout is 3,2, and without sample.batch the whole graph is one step"),
+    "a fan-out of nothing": (["--fanout", "0,2"], "sample.fanout must be 1 or more for each layer, or all, got 0,2"),
+    "a huge fan-out": (["--fanout", "70000,2"], "70000"),
+    "a negative batch": (["--batch", "-3"], "sample.batch"),
+    "words": (["--fanout", "many,2"], "sample.fanout"),
+    "weights that are not there": (["--set", "sample.draw=weight"], "sample.draw weight needs a graph with weights"),
+    "relations": (["--set", "model.kind=rgcn"], "relation"),
+    "no neighbours": (["--set", "model.kind=mlp"], "reads no neighbours, so there is nothing to draw"),
+    "delays": (["--ranks", "2", "--strategy", "delayed"], "delayed keeps sums of the whole graph's epochs"),
+    "parts of a batch norm": (["--set", "model.norm_layer=batch", "--set", "sample.plan=run"], "may cut a step"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_batches_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a batch that cannot be begins to train, or its refusal is not one line that names the setting."""
+    given, words = BAD[name]
+    where = store(tmp_path, graph_of(pattern("random", N, 1)))
+    out = tmp_path / "run"
+    for command in (["train", where, "--out", out], ["plan", where]):
+        said = refused(capsys, *command, *SETTINGS, *given)
+        assert re.search(words, said), said
+        assert not out.exists()
+
+
+def test_types_of_edges_are_refused_in_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a model with relations trains on batches, which have none."""
+    where = store(tmp_path, typed_graph("random"))
+    said = refused(capsys, "train", where, *SETTINGS, "--set", "model.kind=rgcn", "--out", tmp_path / "run")
+    assert "batches have no types of edges yet" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the memory of batches on their way is not compared with what there is before anything is written."""
+    where = store(tmp_path, graph_of(pattern("random", N, 1)))
+    ahead = [["--set", f"sample.ahead={number}"] for number in (0, 64)]
+    assert run_main("train", where, *SETTINGS, *ahead[0], "--out", tmp_path / "small") == 0
+    limit = ["--memory-limit", result(tmp_path / "small")["planned_peak_bytes"] + 10_000]
+    assert run_main("train", where, *SETTINGS, *ahead[0], *limit, "--out", tmp_path / "again") == 0
+    refused(capsys, "train", where, *SETTINGS, *ahead[1], *limit, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,113 @@
+"""Steps that are larger than was planned: they come in parts, whose gradient is that of the whole step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mggcn.assemble import plan as planning
+from mggcn.assemble.rank import Rank
+from mggcn.blocks.block import Capacity, Stack
+from mggcn.blocks.capacities import hops_of
+from mggcn.config import Config
+from mggcn.errors import ConfigError, PlanError
+from mggcn.graph.csr import Graph
+from tests.feed.test_blocks import MODELS, graph_of
+from tests.feed.test_sampled import sampled
+from tests.graphs import make_graph, on_ranks, pattern
+
+EPOCHS = 2
+SEED = 8123  # of config_of
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, seeds: int, share: float) -> None:
+    """Have steps planned for so many seeds, and a share of the rows and edges that they can have."""
+
+    def smaller(config: Config, graph: Graph, shape: Any, owner: Any) -> Stack:
+        found = list[Capacity]()
+        targets = seeds
+        for size in reversed(planning_stack(config, graph, shape, owner).capacities):
+            sources = max(int(size.sources * share), targets)
+            found.append(Capacity(targets, sources, int(size.edges * share)))
+            targets = sources
+        return hops_of(found)
+
+    planning_stack = planning.stack_for
+    monkeypatch.setattr(planning, "stack_for", smaller)
+
+
+def steps_of(rank: Rank) -> dict[str, Any]:
+    """Losses, gradients and the number of parts of every step of two epochs."""
+    found: dict[str, Any] = {"losses": [], "grads": [], "parts": []}
+    for epoch in range(EPOCHS):
+        ends = np.flatnonzero([batch.last for batch in rank.feed.epoch(SEED, epoch)])
+        found["parts"].append(np.diff(ends, prepend=-1).tolist())
+    for epoch in range(EPOCHS):
+        found["losses"].append(rank.trainer.gradients(epoch))
+        found["grads"].append({n: g.numpy().copy() for n, g in rank.trainer.runtime.weights.grads.items()})
+    return found
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, config: Config, graph: Graph, seeds: int, share: float) -> list[Any]:
+    """Compare whole steps with those in parts; return the numbers of parts on each rank."""
+    (whole, *_) = on_ranks(config, graph, steps_of)
+    assert all(parts == 1 for epoch in whole["parts"] for parts in epoch)
+    with monkeypatch.context() as patched:
+        planned(patched, seeds, share)
+        found = on_ranks(config, graph, steps_of)
+    for rank in found:
+        np.testing.assert_allclose(rank["losses"], whole["losses"], rtol=1e-12)
+        for mine, other in zip(rank["grads"], whole["grads"], strict=True):
+            for name, gradient in other.items():
+                atol = 1e-10 * (np.abs(gradient).max() or 1)
+                np.testing.assert_allclose(mine[name], gradient, atol=atol, err_msg=name)
+    return [rank["parts"] for rank in found]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_parts_of_a_step_add_up_to_it(name: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the gradient or loss of a part is lost, counted twice or scaled by its own seeds, or a draw or a dropout
+    mask depends on the part.
+    """
+    dropped = {} if MODELS[name].get("jumping") else {"dropout": 0.4, "input_dropout": 0.2}
+    config = sampled(ranks, MODELS[name] | dropped)
+    counts = compare(monkeypatch, config, graph_of(), 14, 0.5)
+    assert max(max(epoch) for epoch in counts[0]) > 1
+
+
+@pytest.mark.parametrize("draw", ["replace", "labor", "labor-one", "weight"])
+def test_parts_of_every_draw(draw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if what an edge counts, or which ones are drawn, depends on the other seeds of a part."""
+    graph = make_graph(pattern("directed", 61, 5), num_features=7, num_classes=4, weighted=True, seed=4)
+    config = sampled(2, {"kind": "gcn", "self_loops": True, "dropout": 0.3}, draw=draw)
+    counts = compare(monkeypatch, config, graph, 14, 0.3 if "labor" in draw else 0.15)
+    assert max(max(epoch) for epoch in counts[0]) > 1
+
+
+def test_ranks_have_other_numbers_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a rank waits for a part that another does not have."""
+    n = 61
+    adj = np.zeros((n, n), np.float32)
+    adj[:, ::2] = pattern("directed", n, 5)[:, ::2]  # half of the vertices have no in-edges
+    graph = make_graph(adj, num_features=7, num_classes=4, seed=4)
+    counts = compare(monkeypatch, sampled(2, MODELS["sage"] | {"dropout": 0.4}), graph, 14, 0.3)
+    assert counts[0] != counts[1]
+
+
+def test_a_seed_that_is_too_large_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a step is cut without end, or the refusal does not name the vertex and what to change."""
+    planned(monkeypatch, 14, 0.0)
+    with pytest.raises(PlanError, match=r"the neighbourhood of vertex \d+ alone is larger .*; set smaller fan-outs or"):
+        on_ranks(sampled(1, MODELS["gcn"]), graph_of(), lambda rank: rank.trainer.step(0))
+
+
+@pytest.mark.parametrize("setting", ["norm_layer", "weights"])
+def test_what_reads_the_whole_batch_is_never_cut(setting: str) -> None:
+    """Fails if a batch norm, or degrees of what was drawn, may see a part of a step alone."""
+    model = {"norm_layer": "batch"} if setting == "norm_layer" else {}
+    sample = {"weights": "block"} if setting == "weights" else {}
+    with pytest.raises(ConfigError, match="may cut a step into halves"):
+        sampled(1, {"kind": "gcn"} | model, plan="run", **sample)
