@@ -118,6 +118,7 @@ class SampledFeed:
         self.num_steps: int = seeds.num_steps
         self._sampler, self._seeds, self._rank = sampler, seeds, rank
         self._values, self._ahead = values, ahead
+        self._threads = ThreadPoolExecutor(ahead, "mggcn-feed") if ahead else None
         real = values.real
         self._norm: Scales = norm
         edges = [c.edges * values.needed for c in reversed(stack.capacities)]
@@ -148,20 +149,23 @@ class SampledFeed:
         def made(at: int) -> Batch | None:
             return self._drawn(step(at), self._seeds.of_rank(step(at).seeds, self._rank))
 
-        with ThreadPoolExecutor(max(ahead, 1), "mggcn-feed") as threads:
-            waiting: deque[Future[Batch | None]] = deque()
-            try:
-                for at in range(first, self.num_steps):
-                    for further in range(at + len(waiting), min(at + ahead + 1, self.num_steps) if ahead else at):
-                        waiting.append(threads.submit(made, further))
-                    batch = waiting.popleft().result() if ahead else made(at)
-                    if batch is None:
-                        yield from self._halves(step(at), self._seeds.of_rank(step(at).seeds, self._rank), last=True)
-                    else:
-                        yield batch
-            finally:
-                for future in waiting:
-                    future.cancel()
+        waiting: deque[Future[Batch | None]] = deque()
+        try:
+            for at in range(first, self.num_steps):
+                if self._threads is None:
+                    batch = made(at)
+                else:
+                    for further in range(at + len(waiting), min(at + ahead + 1, self.num_steps)):
+                        waiting.append(self._threads.submit(made, further))
+                    batch = waiting.popleft().result()
+                if batch is None:
+                    yield from self._halves(step(at), self._seeds.of_rank(step(at).seeds, self._rank), last=True)
+                else:
+                    yield batch
+        finally:
+            for future in waiting:
+                if not future.cancel():
+                    future.exception()  # its place is free once the thread has left it
 
     def _halves(self, step: _Step, seeds: Vector, *, last: bool) -> Iterator[Batch]:
         """Yield the parts of a step whose seeds on this rank are too many for what was planned."""
