@@ -132,6 +132,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     drop_last: bool
     plan: Literal["auto", "bound", "run"]
     ahead: int
+    compare_gradient: int
     transport: Literal["auto", "single", "threads", "gloo", "nccl"]
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"]

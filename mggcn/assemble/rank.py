@@ -285,8 +285,8 @@ def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: Block
     arena = backend.allocate(plan.arena_bytes)
     weights = Weights(plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
     classes = context.plan.shape.num_classes
-    exact = {"evaluate": plan.evaluate, **({"setup": plan.setup} if plan.setup else {})}
-    programs = {name: bind(program, arena, aggregations.exact) for name, program in exact.items()}
+    exact = [program for program in plan.programs.all if program is not plan.train]
+    programs = {program.name: bind(program, arena, aggregations.exact) for program in exact}
     return RankRuntime(
         backend=backend,
         programs={"train": bind(plan.train, arena, aggregations.training), **programs},

@@ -46,6 +46,11 @@ FLAGS = {
         "fanout",
         "in-neighbours drawn in each layer, that next to the output first, such as 15,10,5",
     ),
+    "--compare-gradient": (
+        "sample",
+        "compare_gradient",
+        "epochs after which a step's gradient is compared with the whole graph's; 0: never",
+    ),
     "--seed": ("train", "seed", "seed of weights, dropout and partition"),
     "--repeat": ("train", "repeat", "number of runs with seeds SEED, SEED + 1, ..."),
     "--split": ("data", "split", "which split of the store, from 0"),

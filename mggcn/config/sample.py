@@ -36,6 +36,9 @@ class SampleConfig:
     where it takes little memory or a batch norm would see the halves, else run."""
     ahead: Annotated[int, Range(0, 64)] = 2
     """Batches that threads draw and gather beside the step; 0: each is drawn when it is its turn. No result changes."""
+    compare_gradient: Annotated[int, Range(0)] = 0
+    """Epochs after which the gradient of the next step is compared with the exact one of the whole graph, at the same
+    weights: cosine and ratio of norms, in the history; 0: never. No other result changes."""
 
     def __post_init__(self) -> None:
         _settle(self, "sample")
@@ -50,6 +53,11 @@ class SampleConfig:
                 "15,10,5, or all",
             )
         else:
+            _require(
+                not self.compare_gradient,
+                f"sample.compare_gradient is {self.compare_gradient}, and without sample.batch every gradient is exact; "
+                "set sample.batch, such as 1024",
+            )
             _require(
                 not self.fanout,
                 f"sample.fanout is {','.join(map(str, self.fanout))}, and without sample.batch the whole graph is one "

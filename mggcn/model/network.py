@@ -44,7 +44,8 @@ class Choices:
     settings of the run.
 
     blocks: of a step, the input's first; capacities: of those that are not the whole graph. num_relations: of the graph's
-    edges, 0 without types. counted: whether values of edges are numbers of parallel ones.
+    edges, 0 without types. counted: whether values of edges are numbers of parallel ones. compared: whether the exact
+    gradient is wanted beside that of a step's blocks.
     """
 
     shape: InputShape
@@ -56,6 +57,7 @@ class Choices:
     counted: bool = False
     blocks: tuple[Block, ...] = (WHOLE,)
     capacities: tuple[Capacity, ...] = ()
+    compared: bool = False
 
     @property
     def rounds(self) -> bool:
@@ -67,9 +69,9 @@ class Choices:
 class Values:
     """A model as values, with the choices made for all ranks.
 
-    training: down to the gradients; evaluation: down to the scores. aggregates: the sites of a training epoch, each
-    with the largest number of further ones between it and the loss. explained: what each rewrite did, for `mggcn plan
-    --explain`.
+    training: down to the gradients; evaluation: down to the scores; exact: training over the whole graph, where a step
+    runs over other blocks and is compared with it. aggregates: the sites of a training epoch, each with the largest number
+    of further ones between it and the loss. explained: what each rewrite did, for `mggcn plan --explain`.
     """
 
     config: ModelConfig
@@ -81,6 +83,7 @@ class Values:
     evaluation: Graph
     aggregates: tuple[tuple[int, int], ...]
     explained: tuple[str, ...]
+    exact: Graph | None = None
 
     def pruned(self, blocks: Mapping[int, Block]) -> Values:
         """Return the same network, but let the training aggregations named by site run over smaller blocks."""
@@ -132,10 +135,11 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     )
     layers = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
     log: list[str] = []
-    forward = _forward(written, config.norm, choice, layers, log)
-    training = _fused(derive(forward.roots[0]), choices.rounds, log)
-    if choices.recompute:
-        training = _logged(log, "products made again backwards", training, make_again)
+    forward, training = _trained(written, config, choice, layers, choices, log)
+    exact = None
+    if choices.compared:
+        over_all, _ = _written(network, config, *sizes, training=True, counted=choices.counted)
+        _, exact = _trained(over_all, config, choice, layers, choices, [])
     logits, _ = _written(network, config, *sizes, training=False, counted=choices.counted)
     scored = _forward(logits, config.norm, choice, layers, []).roots[0]
     evaluation = _fused(Graph((Value(Score(), (scored,)),)), choices.rounds, [])
@@ -149,6 +153,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
         evaluation=evaluation,
         aggregates=_aggregates(forward),
         explained=tuple(log),
+        exact=exact,
     )
 
 
@@ -227,6 +232,22 @@ def _capacity(users: Users, linear: Value, capacities: Mapping[Block, Capacity])
     sums = followed_by(users, linear)
     found = [link.kind.block for link in sums.links if isinstance(link.kind, Aggregate)] if sums else []
     return capacities.get(found[0]) if found else None
+
+
+def _trained(
+    written: Graph,
+    config: ModelConfig,
+    choice: InputChoice,
+    layers: Sequence[LayerChoice],
+    choices: Choices,
+    log: list[str],
+) -> tuple[Graph, Graph]:
+    """Return a model's forward pass as rewritten, and with its backward pass."""
+    forward = _forward(written, config.norm, choice, layers, log)
+    training = _fused(derive(forward.roots[0]), choices.rounds, log)
+    if choices.recompute:
+        training = _logged(log, "products made again backwards", training, make_again)
+    return forward, training
 
 
 def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[LayerChoice], log: list[str]) -> Graph:

@@ -45,6 +45,7 @@ class ModuleEngine:
 
     queue_s: float = 0.0
     steps: int = 1
+    compare_every: int = 0
 
     def __init__(self, recipe: Recipe, part: PartitionedGraph) -> None:
         self._recipe = recipe
@@ -178,6 +179,9 @@ class ModuleEngine:
                     values[number] = torch.tensor([score, 1.0], dtype=torch.float64)
         found = self._part.sum_over_ranks(values).tolist()
         return {name: score if known else None for name, (score, known) in zip(SPLITS, found, strict=True)}
+
+    def compare(self, epoch: int) -> dict[str, float | None]:
+        return {}
 
     def keep_best(self) -> None:
         self._best = _copies(self.module)

@@ -76,6 +76,7 @@ class RunDecisions:
                 counted=shape.repeats == "counted",
                 blocks=(WHOLE,) if stack is None else stack.blocks,
                 capacities=() if stack is None else stack.capacities,
+                compared=stack is not None and config.sample.compare_gradient > 0,
             ),
         )
         if stack is not None and values.typed:

@@ -43,15 +43,23 @@ SHORT_WORK: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class EpochCost:
-    """Predicted costs of a run: a training epoch (the average over a period where they differ) and an evaluation."""
+    """Predicted costs of a run: a training epoch (the average over a period where they differ), an evaluation, and the
+    exact gradient, if steps are compared with it.
+    """
 
     train: Cost
     evaluate: Cost
+    exact: Cost | None = None
 
 
 def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
     """Predict a training epoch and an evaluation of a plan. Raises: PlanError, ConfigError as `predict`."""
-    return EpochCost(training_cost(plan, machine), _cost(plan, machine, [rank.evaluate for rank in plan.ranks]))
+    exact = [rank.programs.exact for rank in plan.ranks if rank.programs.exact is not None]
+    return EpochCost(
+        training_cost(plan, machine),
+        _cost(plan, machine, [rank.evaluate for rank in plan.ranks]),
+        _cost(plan, machine, exact) if exact else None,
+    )
 
 
 def training_cost(plan: RunPlan, machine: Machine) -> Cost:

@@ -47,6 +47,9 @@ def opening_lines(
             f"{size} training vertices and {fanout} drawn in-neighbours, {steps}: gradients are estimates of the whole "
             "graph's, evaluation is exact"
         )
+    if every := config.sample.compare_gradient:
+        when = "every epoch" if every == 1 else f"every {every:,} epochs"
+        lines.append(f"after {when} the gradient of the next step is compared with the exact one")
     if len(plan.ranks) > 1:
         lines.append(
             reason or "strategy and order are those of the settings; --strategy auto --order auto compares all"
@@ -70,5 +73,9 @@ def _duration(plan: RunPlan, machine: Machine, done: int) -> str:
     left = train.epochs * train.repeat - done
     epoch = plan.steps * cost.train.seconds
     total = left * epoch + evaluations * train.repeat * cost.evaluate.seconds
+    if cost.exact is not None:
+        every = plan.config.sample.compare_gradient
+        times = train.epochs // every - done // every
+        total += times * train.repeat * (cost.exact.seconds + cost.train.seconds)
     caveat = f" (rates of this machine are {machine.caveat})" if machine.caveat else ""
     return f"{seconds_text(epoch)} per epoch, {seconds_text(total)} for {left:,} epochs{caveat}"

@@ -16,16 +16,23 @@ from mggcn.model.runtime import Sizes
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs of a rank: training epochs, evaluations, and set-up if it computes anything."""
+    """The programs of a rank: training epochs, evaluations, set-up if it computes anything, and the exact gradient."""
 
     train: Program
     evaluate: Program
     setup: Program | None
+    exact: Program | None
+    """Training over the whole graph, where steps over batches are compared with it."""
+
+    @property
+    def all(self) -> tuple[Program, ...]:
+        """Return the programs that the rank has."""
+        return tuple(p for p in (self.train, self.evaluate, self.setup, self.exact) if p is not None)
 
     @property
     def arena_bytes(self) -> int:
-        programs = [self.train, self.evaluate, *([self.setup] if self.setup else [])]
-        return max(program.arena.nbytes for program in programs)
+        """The bytes of the arena, which the programs share."""
+        return max(program.arena.nbytes for program in self.all)
 
 
 class Lowering:
@@ -43,7 +50,8 @@ class Lowering:
     def programs(self, sizes: Sizes, training: Plans, evaluation: Plans) -> Programs:
         """Return the programs of a rank. Raises: PlanError for an inconsistent program."""
         values = self._values
-        widths = sorted({value.cols for value in values.training.values()} | {self.panel})
+        graphs = [graph for graph in (values.training, values.exact) if graph is not None]
+        widths = sorted({value.cols for graph in graphs for value in graph.values()} | {self.panel})
         # A program depends on a plan only through its slots.
         plans = (*training.values(), *evaluation.values())
         types = (sizes.dtype, sizes.operand)
@@ -59,5 +67,6 @@ class Lowering:
             evaluate = lower("evaluate", values.evaluation, sizes, evaluation)
             hops = values.input.aggregated
             setup = lower_setup(evaluation[WHOLE], sizes, values.num_features, self.panel, hops) if self.panel else None
-            self._known[key] = Programs(train, evaluate, setup)
+            exact = None if values.exact is None else lower("exact", values.exact, sizes, evaluation)
+            self._known[key] = Programs(train, evaluate, setup, exact)
         return self._known[key]

@@ -32,7 +32,6 @@ def layer_reasons(plan: RunPlan) -> list[str]:
 def to_dict(plan: RunPlan) -> dict[str, Any]:
     """Return the plan as plain values: the run folder's plan.json."""
     first = plan.ranks[0]
-    programs = [first.train, first.evaluate, *([first.setup] if first.setup else [])]
     return {
         "ranks": len(plan.ranks),
         "device": plan.config.run.device,
@@ -55,14 +54,13 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "launching": launching(plan.config.run),
         "figures": plan.figures.to_dict(),
         "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
-        "programs": {p.name: [op.label for op in p.ops] for p in programs},
+        "programs": {p.name: [op.label for op in p.ops] for p in first.programs.all},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "partition": plan.stats.to_dict(),
     } | ({} if plan.stack is None else {"batches": [dataclasses.astuple(size) for size in plan.stack.capacities]})
 
 
 def _rank_dict(rank: RankPlan) -> dict[str, Any]:
-    programs = [rank.train, rank.evaluate, *([rank.setup] if rank.setup else [])]
     return {
         "rank": rank.rank,
         "rows": rank.sizes.owned,
@@ -91,7 +89,7 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
                 "first": p.first,
                 "last": p.last,
             }
-            for program in programs
+            for program in rank.programs.all
             for p in program.arena.placements
         ],
     }

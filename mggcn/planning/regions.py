@@ -33,6 +33,8 @@ from mggcn.planning.task import COUNTED
 CHUNK_BYTES = 24 * MIB
 """Bytes that set-up reads and converts at a time from a large graph (partition/sweep.py, feed/features.py)."""
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}
+COMPARED = 1 << 16
+"""Entries of two gradients that are compared at a time, in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,11 @@ class RankSizes:
         """The same as weight_bytes for trained parameters only."""
         trained = (p for p in self.values.parameters.values() if p.trained)
         return sum(_padded(math.prod(p.shape) * self.item) for p in trained)
+
+    @property
+    def compared_bytes(self) -> int:
+        """Bytes to compare gradients in: the exact one, the statistics of norms, and a piece of both gradients."""
+        return self.weight_bytes + 2 * 8 * min(COMPARED, self.gradient_bytes // self.item)
 
     def regions(self, panel: int) -> dict[str, int]:
         """Return bytes by purpose, without the arena; panel: columns that set-up aggregates at a time, 0 for none."""

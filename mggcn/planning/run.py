@@ -31,7 +31,7 @@ from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
 from mggcn.planning.batches import feed_bytes, hops_back, stack_of
 from mggcn.planning.decisions import RunDecisions
-from mggcn.planning.programs import Lowering
+from mggcn.planning.programs import Lowering, Programs
 from mggcn.planning.pruning import LayerRows, set_bytes
 from mggcn.planning.regions import RankSizes, input_bytes, score_bytes
 from mggcn.planning.shape import GraphShape, check_shape
@@ -47,9 +47,7 @@ class RankPlan:
     sizes: Sizes
     input: InputChoice
     """How this rank's input is kept."""
-    train: Program
-    evaluate: Program
-    setup: Program | None
+    programs: Programs
     regions: Mapping[str, int]
     """Bytes by purpose: arena, features, graph, vertex data, weights and optimiser, runtime, NCCL."""
     setup_bytes: int
@@ -70,6 +68,21 @@ class RankPlan:
     """What every aggregating layer computes in training epochs."""
 
     @property
+    def train(self) -> Program:
+        """The program of a training step."""
+        return self.programs.train
+
+    @property
+    def evaluate(self) -> Program:
+        """The program of an evaluation."""
+        return self.programs.evaluate
+
+    @property
+    def setup(self) -> Program | None:
+        """The program of set-up; None if it computes nothing."""
+        return self.programs.setup
+
+    @property
     def aggregation(self) -> AggregationPlan:
         """How training aggregates in its first block: the strategy's plan, over the whole graph."""
         return next(iter(self.training.values()))
@@ -86,8 +99,7 @@ class RankPlan:
 
     @property
     def arena_bytes(self) -> int:
-        programs = [self.train, self.evaluate, *([self.setup] if self.setup else [])]
-        return max(program.arena.nbytes for program in programs)
+        return self.programs.arena_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -270,6 +282,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         regions["batches on their way"] = feed_bytes(
             config, shape, common.stack, hops_back(values.training, common.stack)
         )
+    if programs.exact:
+        regions["exact gradient"] = sizes.compared_bytes
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     return RankPlan(
@@ -277,9 +291,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         values=values,
         sizes=rank_sizes,
         input=choice,
-        train=programs.train,
-        evaluate=programs.evaluate,
-        setup=programs.setup,
+        programs=programs,
         regions=regions,
         setup_bytes=sizes.setup_bytes(regions),
         training=training,

@@ -216,8 +216,8 @@ def _regions(plan: RunPlan, rank: RankPlan) -> list[str]:
     rows = [(name, f"{nbytes:,}", human(nbytes)) for name, nbytes in rank.regions.items()]
     rows.append(("predicted peak", f"{rank.total_bytes:,}", human(rank.total_bytes)))
     paper = f"L + {3 if rank.ranks > 1 else 1}"
-    others = [("evaluation", rank.evaluate), *([("set-up", rank.setup)] if rank.setup else [])]
-    notes = [f"{name} {human(program.arena.nbytes)}" for name, program in others]
+    names = {"evaluate": "evaluation", "setup": "set-up", "exact": "the exact gradient"}
+    notes = [f"{names[p.name]} {human(p.arena.nbytes)}" for p in rank.programs.all if p.name in names]
     return [
         "memory",
         *table(("region", "bytes", ""), rows),

@@ -46,10 +46,17 @@ def curve_charts(record: RunRecord) -> list[str]:
         if several or not best
         else f"{record.metric}, best validation at {best[0]['epoch']}"
     )
-    return [
+    charts = [
         line_chart(title, losses, logarithmic=True),
         line_chart(named, scores, [float(epoch["epoch"]) for epoch in best]),
     ]
+    if any("gradient_cosine" in epoch for epochs in record.runs.values() for epoch in epochs):
+        compared = {"gradient_cosine": "cosine", "gradient_ratio": "ratio of norms"}
+        lines = [
+            line for number, (key, name) in enumerate(compared.items()) for line in _lines(record, key, name, number)
+        ]
+        charts.append(line_chart(f"gradients of steps beside the exact ones{repeats}", lines))
+    return charts
 
 
 def _lines(record: RunRecord, key: str, name: str, colour: int) -> list[Line]:
@@ -113,7 +120,7 @@ def _draw_series(axes: Any, record: RunRecord, key: str, colour: str, label: str
 def points(epochs: list[Json], key: str) -> tuple[Floats, Floats]:
     """Return epochs and values of one quantity, where it is a finite number."""
     x = np.array(numbers([epoch["epoch"] for epoch in epochs]))
-    y = np.array(numbers([epoch[key] for epoch in epochs]))
+    y = np.array(numbers([epoch.get(key) for epoch in epochs]))
     kept = np.isfinite(x) & np.isfinite(y)
     return x[kept], y[kept]
 

@@ -59,9 +59,9 @@ class _Work:
         self.kept = self.kept.add_(grad) if self.parted else self.kept.copy_(grad)
         self.parted = True
 
-    def gradients(self) -> None:
+    def gradients(self, program: str = "train") -> None:
         runtime = self.runtime
-        runtime.run(runtime.programs["train"])
+        runtime.run(runtime.programs[program])
         if self.parted and self.kept is not None:
             runtime.weights.grad.add_(self.kept)
             self.parted = False
@@ -228,6 +228,10 @@ class TrainingEpoch:
         """Forward, loss and backward of an epoch's first step; leaves the summed gradients and signals."""
         self._load_step(epoch * self.steps)
         self._work.gradients()
+
+    def exact_gradients(self) -> None:
+        """Do the same over the whole graph, in a step over batches that is compared with it."""
+        self._work.gradients("exact")
 
     def history(self, first: int, last: int) -> npt.NDArray[np.float64]:
         """Return the signals summed over ranks of steps first .. last - 1, (last - first, 3). Waits for the device.

@@ -190,6 +190,8 @@ class RunLog:
     def _line(self, row: dict[str, Any], within: str = "") -> str:
         """An epoch in words."""
         score = "" if row["val"] is None else f"  val {row['val']:.4f}"
+        if (cosine := row.get("gradient_cosine")) is not None:
+            score += f"  cosine {cosine:.3f}"
         return f"{row['epoch']}/{self._total}{within}  loss {row['loss']:.4f}{score}  {row['seconds']:.3f} s/epoch"
 
     def _left(self, run: int, done: float) -> str:

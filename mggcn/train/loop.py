@@ -56,6 +56,8 @@ class Engine(Protocol):
     """Whether the score is an error."""
     steps: int
     """Steps of an epoch."""
+    compare_every: int
+    """Epochs between two comparisons of gradients; 0: none."""
     queue_s: float
     """Seconds of steps that may be queued between two looks at results."""
 
@@ -85,6 +87,9 @@ class Engine(Protocol):
 
     def evaluate(self) -> Scores:
         """Return the scores of the three splits."""
+
+    def compare(self, epoch: int) -> dict[str, float | None]:
+        """Return how far the gradient of an epoch's first step, which is not trained, is from the exact one."""
 
     def keep_best(self) -> None:
         """Keep the weights as those of the best validation score."""
@@ -207,8 +212,9 @@ class Loop:
         due.
         """
         config, epoch = self._config, self._progress.epoch
-        # Evaluations and checkpoints read the weights of their own epoch: none may be queued behind it.
-        due = [epoch - epoch % every + every for every in (config.eval_every, config.checkpoint_every) if every]
+        # Evaluations, comparisons and checkpoints read the weights of their own epoch: none may be queued behind it.
+        intervals = (config.eval_every, config.checkpoint_every, self._engine.compare_every)
+        due = [epoch - epoch % every + every for every in intervals if every]
         return min(step + ahead, self._engine.window_end(step), min([config.epochs, *due]) * self._progress.steps)
 
     def _record(self, log: RunLog, signals: npt.NDArray[np.float64], seconds: float, on_epoch: OnEpoch | None) -> None:
@@ -227,16 +233,19 @@ class Loop:
             log.step(row, done, progress.steps)
 
     def _end_epoch(self, log: RunLog, on_epoch: OnEpoch | None) -> None:
-        """Write an epoch whose steps are done, with its scores if an evaluation is due."""
+        """Write an epoch whose steps are done, with its scores and a comparison of gradients if they are due."""
         config, progress = self._config, self._progress
         self._seconds.add(progress.seconds)
         rate = self._engine.rate_of(progress.epoch, progress.rate)
         loss, seconds = progress.loss_sum / progress.steps, progress.seconds
         progress.epoch += 1
         progress.step, progress.loss_sum, progress.seconds = 0, 0.0, 0.0
+        every = self._engine.compare_every
+        # Before the evaluation, whose scores are read later, and lie in the same arena.
+        compared = self._engine.compare(progress.epoch) if every and progress.epoch % every == 0 else {}
         due = self._due(progress.epoch)
         scores = self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
-        row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds}
+        row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds, **compared}
         if config.repeat > 1:
             row["run"] = progress.run
         log.epoch(row)

@@ -162,7 +162,7 @@ NO_PROGRAM: Final = BoundProgram(Program("", (), ArenaPlan((), 0)), torch.empty(
 class RankRuntime:
     """The Runtime of model/runtime.py: one rank's buffers, weights and inputs, for one program at a time.
 
-    programs: by name: train, evaluate and, if it computes anything, setup.
+    programs: by name: train, evaluate, if it computes anything setup, and exact if steps are compared with the whole graph.
     """
 
     backend: KernelBackend

@@ -22,6 +22,7 @@ from mggcn.feed.batch import Feed, WholeGraph
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER
 from mggcn.train.checkpoint import Progress
+from mggcn.train.comparison import Comparison
 from mggcn.train.epoch import LOSS, LoadBatch, Repeated, TrainingEpoch
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
@@ -66,6 +67,8 @@ class RankTrainer:
         self._optimizer = Optimizer(config.train, runtime.weights)
         self._epoch = TrainingEpoch(config.train, runtime, comm, self._optimizer, watch, feed or WholeGraph(), load)
         self.steps: int = self._epoch.steps
+        self.compare_every: int = 0 if plan.programs.exact is None else config.sample.compare_gradient
+        self._comparison = Comparison(runtime, self._epoch) if self.compare_every else None
         self._score_again = Repeated(lambda: runtime.run(runtime.programs["evaluate"]), runtime.backend, comm)
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress: Progress = Progress()
@@ -197,6 +200,10 @@ class RankTrainer:
 
     def rate_of(self, epoch: int, rate: float | None) -> float:
         return learning_rate(self._config.train, epoch, rate)
+
+    def compare(self, epoch: int) -> dict[str, float | None]:
+        self.runtime.backend.activate()
+        return {} if self._comparison is None else self._comparison.run(self._seed, epoch)
 
     def keep_best(self) -> None:
         self._best.copy_(self.runtime.weights.flat)
