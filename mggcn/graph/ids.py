@@ -52,8 +52,13 @@ def rows_of(graph: Graph, vertices: Any) -> Array:
         names = wanted.astype(ids.dtype) if whole else wanted
     except (ValueError, OverflowError) as error:
         raise ConfigError(f"vertices expects {what}, whole numbers: {error}") from error
-    order = np.argsort(ids, kind="stable")
-    rows: Array = order[np.minimum(np.searchsorted(ids, names, sorter=order), ids.size - 1)]
+    if graph.ids is None:
+        rows: Array = np.clip(names, 0, ids.size - 1)
+    else:
+        # Those that are named alone are sorted.
+        order = np.flatnonzero(np.isin(ids, names))
+        order = order[np.argsort(ids[order], kind="stable")] if order.size else np.zeros(1, np.int64)
+        rows = order[np.minimum(np.searchsorted(ids[order], names), order.size - 1)]
     if (missing := np.unique(wanted[(ids[rows] != names) | (names != wanted)])).size:
         known = f"0 to {ids.size - 1}" if graph.ids is None else f"such as {_shown(ids)}"
         raise ConfigError(f"vertices names {_shown(missing)}, but no vertex has such an id; {what} are {known}")
