@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from mggcn.assemble.rank import Rank
+    from mggcn.assemble.vertices import VertexScorer
     from mggcn.nn.module_run import ModuleRun
     from mggcn.planning.select import Choice
 
@@ -108,6 +109,7 @@ class Trainer:
         native.require_threads()
         self._out = None if out is None else Path(out)
         self._rank: Rank | None = None
+        self._scorer: tuple[Any, Graph, VertexScorer] | None = None
         self._folder: Path | None = None
         self._choice: Choice | None = None
         self._start: Mapping[str, Tensor] | None = None
@@ -163,7 +165,7 @@ class Trainer:
         source = open_store(job["store"]) if graph is None else graph
         trainer._graph = source if isinstance(source, Graph) else load(source)
         trainer._config, trainer._choice, trainer._start, trainer._module = config, None, None, None
-        trainer._out, trainer._rank, trainer._folder = None, None, folder
+        trainer._out, trainer._rank, trainer._scorer, trainer._folder = None, None, None, folder
         if module is None:
             trainer._plan, trainer._partition = run_folders.known_plan(folder, config, trainer._graph)
             return trainer
@@ -336,7 +338,7 @@ class Trainer:
 
     def _train(self, folder: Path, on_epoch: OnEpoch | None, way: str | None = "trainer.resume()") -> History:
         """Train on ranks in this process, keeping a single one for `predict`, or on processes."""
-        self._rank = None
+        self._rank = self._scorer = None
         with run_folders.naming_checkpoint(folder, way):
             if self._module is not None:
                 self._module.train(folder, on_epoch)
@@ -389,7 +391,7 @@ class Trainer:
     ) -> npt.NDArray[Any]:
         """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
 
-        Cost: one forward pass.
+        Cost: one forward pass, of `vertices` over their neighbourhood.
 
         Args:
             weights: Those of the "best" validation score, or of the "last" epoch; with `train.repeat`, of the best repeat.
@@ -399,7 +401,8 @@ class Trainer:
             graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
                 needs neither labels nor splits, and is scored in this process.
             vertices: The vertices whose rows are returned, in this order: ids as the graph has them, row numbers if it has
-                none, or a mask (N,). All are computed.
+                none, or a mask (N,). On a CPU, and by models that read no types of edges, only their neighbourhood is
+                read and computed; what that needs of the graph is kept for the next call.
 
         Raises:
             RunError: Nothing was trained yet.
@@ -413,9 +416,27 @@ class Trainer:
         prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
         prediction_files.check_layer(self._config.model, layer, classes=classes, probabilities=probabilities)
         graph = graph if graph is None or isinstance(graph, Graph) else load(graph)
-        rows = slice(None) if vertices is None else rows_of(self._graph if graph is None else graph, vertices)
-        scores = self._predicted(weights, probabilities, layer, graph)[rows]
+        rows = None if vertices is None else rows_of(self._graph if graph is None else graph, vertices)
+        if rows is not None and self._module is None and predicting.by_neighbourhood(self._config):
+            scores = predicting.scores_by(self._scorer_of(weights, layer, graph), rows)
+            scores = prediction_files.probabilities_of(scores, task) if probabilities else scores
+        else:
+            scores = self._predicted(weights, probabilities, layer, graph)[slice(None) if rows is None else rows]
         return prediction_files.classes_of(scores, task) if classes else scores
+
+    def _scorer_of(self, weights: str, layer: int | None, other: Graph | None) -> VertexScorer:
+        """Return what scores some vertices: the one of the last call, if it asked for the same."""
+        from mggcn.train.checkpoint import newest
+
+        graph = self._graph if other is None else other
+        if self._folder is None:
+            raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
+        # Another process may train the run of a folder.
+        asked = (weights, layer, newest(self._folder / "checkpoints"))
+        if self._scorer is None or self._scorer[0] != asked or self._scorer[1] is not graph:
+            state = self.state_dict(weights)
+            self._scorer = asked, graph, predicting.scorer_of(self._config, graph, self._plan.shape, state, layer)
+        return self._scorer[2]
 
     def _predicted(self, weights: str, probabilities: bool, layer: int | None, graph: Any) -> npt.NDArray[np.floating]:
         """As `predict`, without classes."""

@@ -9,6 +9,7 @@ import numpy as np
 from mggcn.assemble.stack import seeds_of
 from mggcn.blocks.sampler import Sampler
 from mggcn.config import Config
+from mggcn.feed.batch import Scales
 from mggcn.feed.features import FeatureReader
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.sampled import EdgeValues, SampledFeed
@@ -28,6 +29,19 @@ def whole_graph(num_vertices: int) -> Assignment:
     return Assignment(owner, local, (num_vertices,))
 
 
+def reads_weights(config: Config, graph: Graph) -> bool:
+    """Return whether sums over neighbours read values of edges: attention does if they are numbers of parallel edges."""
+    return graph.adj_t.values is not None and (not config.model.attends or graph.repeats == "counted")
+
+
+def norm_of(config: Config, graph: Graph, threads: int) -> Scales:
+    """Return S_r and S_c (N,) of the whole graph. Cost: a sweep over its edges. Raises: GraphError for negative degrees."""
+    model, real, whole = config.model, scale_dtype(config.run.precision), whole_graph(graph.num_vertices)
+    degree = degrees(graph.untyped().adj_t, whole, 0, self_loops=model.self_loops, threads=threads)
+    row, col = scales(degree, model.norm)
+    return row.astype(real), None if col is None else col.astype(real)
+
+
 def sampled_feed(config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: int, threads: int) -> SampledFeed:
     """Return the feed of one rank. owner uint16 (N,): the rank of each vertex. Cost: a sweep over the edges for degrees."""
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
@@ -39,14 +53,11 @@ def sampled_feed(config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: 
         sample,
         self_loops=model.self_loops,
         corrected=not model.attends and not (model.kind == "sage" and model.aggregator == "max"),
-        stored=adj_t.values is not None and (not model.attends or plan.shape.repeats == "counted"),
+        stored=reads_weights(config, graph),
         real=real,
     )
-    whole = whole_graph(graph.num_vertices)
-    reader = FeatureReader(graph, whole, 0, config.data.row_normalize)
+    reader = FeatureReader(graph, whole_graph(graph.num_vertices), 0, config.data.row_normalize)
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
-    degree = degrees(adj_t, whole, 0, self_loops=model.self_loops, threads=threads)
-    row, col = scales(degree, model.norm)
     slots = slot_plan(config, plan.shape, stack, hops_back(plan.ranks[rank].values.training, stack))
     return SampledFeed(
         stack,
@@ -56,6 +67,6 @@ def sampled_feed(config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: 
         rank,
         values,
         lambda: GatheredRows(reader, spec, DTYPES[dtype]),
-        (row.astype(real), None if col is None else col.astype(real)),
+        norm_of(config, graph, threads),
         sample.ahead,
     )

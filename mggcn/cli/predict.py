@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vertices",
         metavar="ID,...|FILE",
-        help="write these alone, in this order: their ids as the store has them (row numbers, if it has none), or a file "
-        "of them: .npy, also a mask, or .txt, one a line; default file: RUN/scores-selected.npy",
+        help="compute and write these alone, in this order: their ids as the store has them (row numbers, if it has "
+        "none), or a file of them: .npy, also a mask, or .txt, one a line; default file: RUN/scores-selected.npy",
     )
     add_json(parser)
 

@@ -43,9 +43,9 @@ class Choices:
     """The settings on which a model's choices depend, besides the model itself. features, products, precision, recompute:
     settings of the run.
 
-    blocks: of a step, the input's first; capacities: of those that are not the whole graph. num_relations: of the graph's
-    edges, 0 without types. counted: whether values of edges are numbers of parallel ones. compared: whether the exact
-    gradient is wanted beside that of a step's blocks.
+    blocks: of a step, the input's first; capacities: of those that are not the whole graph; evaluated: the blocks of an
+    evaluation. num_relations: of the graph's edges, 0 without types. counted: whether values of edges are numbers of
+    parallel ones. compared: whether the exact gradient is wanted beside that of a step's blocks.
     """
 
     shape: InputShape
@@ -57,6 +57,7 @@ class Choices:
     counted: bool = False
     blocks: tuple[Block, ...] = (WHOLE,)
     capacities: tuple[Capacity, ...] = ()
+    evaluated: tuple[Block, ...] = (WHOLE,)
     compared: bool = False
 
     @property
@@ -140,7 +141,8 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     if choices.compared:
         over_all, _ = _written(network, config, *sizes, training=True, counted=choices.counted)
         _, exact = _trained(over_all, config, choice, layers, choices, [])
-    logits, _ = _written(network, config, *sizes, training=False, counted=choices.counted)
+    counted, evaluated = choices.counted, choices.evaluated
+    logits, _ = _written(network, config, *sizes, training=False, counted=counted, blocks=evaluated)
     scored = _forward(logits, config.norm, choice, layers, []).roots[0]
     evaluation = _fused(Graph((Value(Score(), (scored,)),)), choices.rounds, [])
     return Values(

@@ -19,12 +19,15 @@ import numpy.typing as npt
 from mggcn.assemble.plan import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import CLASS_SETTINGS, Config
+from mggcn.config.files import with_named
 from mggcn.errors import ConfigError, RunError
+from mggcn.files import reason
 from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.ids import ids_of, rows_of
 from mggcn.graph.store import open_store
 from mggcn.host import python
+from mggcn.model.network import NETWORKS
 from mggcn.model.stack import HiddenLayer
 from mggcn.partition.base import Partition
 from mggcn.planning.run import RunPlan
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mggcn.assemble.rank import Rank
+    from mggcn.assemble.vertices import VertexScorer
     from mggcn.comm.base import Communicator
 
 
@@ -60,7 +64,8 @@ def predict(
     seed: of a run with repeats, whose weights; by default those of the best validation score of all complete repeats.
     layer: a hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are written instead of scores.
     store: another one with the same features; it needs neither labels nor splits. vertices: the ids of those
-    that are wanted, in this order, as of `rows_of`; all are computed. Returns the path.
+    that are wanted, in this order, as of `rows_of`; where `by_neighbourhood`, in this process, nothing else is computed.
+    Returns the path.
     Raises: RunError if the run has no checkpoint; ConfigError for a seed that it does not have, if `out` cannot be written,
     or if the features differ.
     """
@@ -82,8 +87,9 @@ def predict(
     ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
     rewritten = classes or target.suffix != ".npy"
     scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
+    repeat = seed_of_weights(folder, config, seed)
     arguments = {
-        "seed": seed_of_weights(folder, config, seed),
+        "seed": repeat,
         "store": str(source.resolve()),
         "out": str(scored.resolve()),
         "weights": weights,
@@ -91,10 +97,15 @@ def predict(
         "layer": layer,
     }
     try:
-        _score(config, folder, store, arguments)
+        if rows is not None and by_neighbourhood(config):
+            state = weights_of(folder, config, weights, repeat)
+            some = scores_by(scorer_of(config, graph, trained_on, state, layer), rows)
+            _save(scored, probabilities_of(some, trained_on.task) if probabilities else some)
+        else:
+            _score(config, folder, store, arguments)
+            if rows is not None:
+                _save(scored, np.load(scored, mmap_mode="r", allow_pickle=False)[rows])
         if rows is not None:
-            some = np.load(scored, mmap_mode="r", allow_pickle=False)[rows]
-            np.save(scored, some, allow_pickle=False)
             ids = ArrayRows(ids_of(graph)[rows])
         if rewritten:
             name = "score" if layer is None else "feature"
@@ -107,6 +118,14 @@ def predict(
         scored.with_name(f".{scored.name}.tmp").unlink(missing_ok=True)
         scored.unlink(missing_ok=True)
     return target
+
+
+def _save(target: Path, scores: npt.NDArray[Any]) -> None:
+    """Write the scores of some vertices. Raises: RunError."""
+    try:
+        np.save(target, scores, allow_pickle=False)
+    except OSError as error:
+        raise _not_written(target, error) from error
 
 
 def _score(config: Config, folder: Path, store: Path | None, arguments: dict[str, Any]) -> None:
@@ -227,12 +246,45 @@ def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, pro
         if comm.rank == 0:
             temporary.rename(target)
     except OSError as error:
-        raise RunError(
-            f"the scores cannot be written to {target.parent}: {error.strerror}; choose another --out"
-        ) from error
+        raise _not_written(target, error) from error
     finally:
         if comm.rank == 0:
             temporary.unlink(missing_ok=True)
+
+
+def _not_written(target: Path, error: OSError) -> RunError:
+    return RunError(f"the scores cannot be written to {target.parent}: {reason(error)}; choose another --out")
+
+
+def by_neighbourhood(config: Config) -> bool:
+    """Return whether scores of some vertices are computed from their neighbourhood alone.
+
+    Elsewhere all vertices are computed: on GPUs, and by models that read types of edges.
+    """
+    return config.run.device == "cpu" and config.model.kind != "rgcn"
+
+
+def scorer_of(
+    config: Config, graph: Graph, trained_on: GraphShape, state: Mapping[str, Tensor], layer: int | None = None
+) -> VertexScorer:
+    """Return what scores some vertices of a graph with the weights of a run, of whatever number of ranks.
+
+    Cost: as VertexScorer. Raises: ConfigError as `check_alike`.
+    """
+    from mggcn.assemble.vertices import VertexScorer
+
+    check_alike(config, graph, trained_on)
+    model, one = config.model, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"}
+    network, columns = NETWORKS[model.kind], trained_on.num_classes
+    if layer is not None:
+        network, columns = HiddenLayer(layer), model.hidden[layer - 1]
+    return VertexScorer(with_named(config, one), graph, columns, network, state)
+
+
+def scores_by(scorer: VertexScorer, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.floating]:
+    """Return the scores (K, C) of vertices in this order, in the run's precision. Raises: as VertexScorer.scores."""
+    scores: npt.NDArray[np.floating] = on_local_ranks(scorer.config, lambda comm: scorer.scores(rows, comm))[0]
+    return scores
 
 
 def _scored(rank: Rank) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:

@@ -250,16 +250,17 @@ def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.T
     If a run replaces it while it is read, the next one is read. Raises: RunError if it is damaged.
     """
     for left in reversed(range(TRIES)):
-        latest = _latest(folder)
+        latest = newest(folder)
         try:
             return _load(folder)
         except RunError:
-            if not left or _latest(folder) == latest:
+            if not left or newest(folder) == latest:
                 raise
     return None
 
 
-def _latest(folder: Path) -> bytes:
+def newest(folder: Path) -> bytes:
+    """Return what names the latest checkpoint, no other one alike; nothing if there is none."""
     try:
         return read_bytes(folder / "latest", LARGEST_MARKER)
     except OSError:

@@ -1,0 +1,221 @@
+"""Scores of some vertices: the model's evaluation over blocks of all in-neighbours, which reads their neighbourhood alone.
+
+N vertices of the graph; T targets, S sources, E edges of a block; K vertices that are scored, C columns of scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn.aggregate.local import LocalBlock, LocalPlan
+from mggcn.assemble.batches import norm_of, reads_weights, whole_graph
+from mggcn.assemble.plan import memory_limit, threads_per_rank
+from mggcn.backend.base import KernelBackend, LossTarget
+from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.blocks.block import OWNED, WHOLE, Block, Capacity, RowSet
+from mggcn.blocks.capacities import hops_of
+from mggcn.blocks.draws import ALL, Draws
+from mggcn.blocks.sampler import Sampler
+from mggcn.blocks.slot import Slot, SlotPlan
+from mggcn.comm.base import Communicator
+from mggcn.config import Config, SampleConfig
+from mggcn.errors import PlanError
+from mggcn.feed.batch import BlockEdges, Scales
+from mggcn.feed.features import FeatureReader
+from mggcn.feed.gather import GatheredRows
+from mggcn.feed.sampled import EdgeValues
+from mggcn.graph.csr import Graph
+from mggcn.memory.arena import BufferSpec
+from mggcn.memory.device import DEVICES, OPERAND, REAL, STORAGE, scale_dtype
+from mggcn.memory.units import human
+from mggcn.model.builder import Network
+from mggcn.model.choices import InputShape
+from mggcn.model.lower import lower
+from mggcn.model.network import Choices, make_values, num_aggregations
+from mggcn.model.program import Program
+from mggcn.model.runtime import Inputs, Rows, Sizes
+from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind
+from mggcn.train.targets import ClassTarget
+
+Vector = npt.NDArray[Any]
+EVERY = Draws(fanouts=(ALL,))
+"""A hop of all in-neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Neighbourhood:
+    """All that the scores of some vertices depend on. ids int64 (S,): of the input's rows, first the vertices themselves.
+
+    sizes: rows of each row set, and edges: of each block, those of the vertices themselves first.
+    """
+
+    ids: npt.NDArray[np.int64]
+    sizes: tuple[int, ...]
+    edges: tuple[BlockEdges, ...]
+
+
+class VertexScorer:
+    """Scores vertices of a graph with one set of weights, on one rank of a CPU.
+
+    config: with one rank. num_classes: C of the network. state: weights by name, those of the network among them.
+    Cost: a sweep over the edges for degrees, which is kept with the weights; 16 bytes a vertex of the graph.
+    Raises: PlanError for a model that reads types of edges; ConfigError if the weights are those of another model.
+    """
+
+    def __init__(
+        self, config: Config, graph: Graph, num_classes: int, network: Network, state: Mapping[str, Tensor]
+    ) -> None:
+        self.config = config
+        model, run, self._graph = config.model, config.run, graph
+        depth = num_aggregations(network, model, graph.num_features, num_classes, graph.num_relations, sparse=True)
+        self._blocks = tuple(reversed(hops_of([Capacity(0, 0, 0)] * depth).blocks)) if depth else ()
+        blocks = tuple(reversed(self._blocks)) or (WHOLE,)
+        shape = InputShape(
+            rows=graph.num_vertices, cols=graph.num_features, nnz=None, adj_nnz=graph.num_edges, aggregated_nnz=0
+        )
+        choices = Choices(
+            shape=shape,
+            features="dense",
+            products=run.products,
+            precision=run.precision,
+            num_relations=graph.num_relations,
+            counted=graph.repeats == "counted",
+            blocks=blocks,
+            evaluated=blocks,
+        )
+        self._values = make_values(network, model, graph.num_features, num_classes, choices)
+        if self._values.typed:
+            raise PlanError("blocks have no types of edges yet: a model with relations is evaluated on the whole graph")
+        self._real = np.dtype(scale_dtype(run.precision))
+        adj_t, stored, threads = graph.untyped().adj_t, reads_weights(config, graph), threads_per_rank(config)
+        self._indptr = adj_t.indptr.array()
+        self._sampler = Sampler(adj_t, EVERY, self_loops=model.self_loops)
+        self._edge_values = EdgeValues(
+            adj_t, SampleConfig(), self_loops=model.self_loops, corrected=False, stored=stored, real=self._real
+        )
+        self._norm: Scales = norm_of(config, graph, threads) if depth else (None, None)
+        self._features = FeatureReader(graph, whole_graph(graph.num_vertices), 0, config.data.row_normalize)
+        self._backend: KernelBackend = CpuBackend(DTYPES[STORAGE[run.precision]], threads)
+        self._weights = Weights(self._values.parameters, DTYPES[REAL[run.precision]], self._backend)
+        self._weights.load_state_dict({name: state[name] for name in self._values.parameters if name in state})
+
+    def scores(self, rows: npt.NDArray[np.int64], comm: Communicator) -> npt.NDArray[Any]:
+        """Return the scores (K, C) of vertices in this order, which may repeat, in the type of the weights.
+
+        They are computed together where their neighbourhoods fit into memory, else in halves or theirs.
+        Cost: a pass over the edges of the neighbourhood for each sum over neighbours. Raises: PlanError for a vertex whose
+        neighbourhood does not fit.
+        """
+        vertices, places = np.unique(rows, return_inverse=True)
+        found: npt.NDArray[Any] = np.concatenate(list(self._parts(vertices.astype(np.int64), comm)))[places]
+        return found
+
+    def _parts(self, vertices: npt.NDArray[np.int64], comm: Communicator) -> Iterator[npt.NDArray[Any]]:
+        """Yield the scores of the vertices, as many at a time as fit."""
+        room = memory_limit(self.config) - DEVICES["cpu"].process_bytes
+        drawn = self._drawn(vertices, room)
+        if drawn is not None:
+            yield self._evaluated(*drawn, comm)
+            return
+        if vertices.size == 1:
+            raise PlanError(
+                f"the neighbourhood of vertex {vertices[0]} alone does not fit into {human(max(room, 0))}; raise "
+                "run.memory_limit, or predict all vertices on more ranks"
+            )
+        for part in np.array_split(vertices, 2):
+            yield from self._parts(part, comm)
+
+    def _drawn(self, vertices: npt.NDArray[np.int64], room: int) -> tuple[_Neighbourhood, Program, BufferSpec] | None:
+        """Return the neighbourhood of vertices, its program, and its features' memory; None if they exceed `room` bytes."""
+        ids, sizes, edges, nbytes = vertices, [vertices.size], list[BlockEdges](), 0
+        for _ in self._blocks:
+            slots = self._slots(ids)
+            nbytes += slots.nbytes + self._real.itemsize * slots.capacities[0].edges
+            if nbytes > room:
+                return None
+            drawn = self._sampler.draw(Slot(slots), ids, 0, 0)
+            (hop,), values = drawn.hops, None
+            if self._edge_values.needed:
+                values = np.empty(hop.indices.size, self._real)
+                self._edge_values.write(ids, hop, values)
+            edges.append(BlockEdges(hop.indptr, hop.indices, values))
+            ids = drawn.ids
+            sizes.append(ids.size)
+        found = _Neighbourhood(ids, tuple(sizes), tuple(edges))
+        program = self._program(found)
+        dtype = STORAGE[self.config.run.precision]
+        features = BufferSpec("", ids.size, self._graph.num_features, dtype)
+        nbytes += program.arena.nbytes + features.nbytes
+        return None if nbytes > room else (found, program, features)
+
+    def _slots(self, ids: npt.NDArray[np.int64]) -> SlotPlan:
+        """Return the memory that drawing all in-neighbours of some vertices takes at most."""
+        num_vertices, loops = self._graph.num_vertices, ids.size * self.config.model.self_loops
+        edges = int((self._indptr[ids + 1] - self._indptr[ids]).sum()) + loops
+        size = Capacity(ids.size, min(num_vertices, ids.size + edges), edges)
+        places = self._edge_values.needed
+        return SlotPlan(draws=EVERY, capacities=(size,), num_vertices=num_vertices, places=places, transposed=0)
+
+    def _row_sets(self, sizes: tuple[int, ...]) -> dict[RowSet, int]:
+        """Return the number of rows of each row set, the vertices' own first."""
+        if not self._blocks:
+            return {OWNED: sizes[0]}
+        names = [*(block.targets for block in self._blocks), self._blocks[-1].sources]
+        return dict(zip(names, sizes, strict=True))
+
+    def _program(self, of: _Neighbourhood) -> Program:
+        run = self.config.run
+        sizes = Sizes(rows=self._row_sets(of.sizes), dtype=STORAGE[run.precision], operand=OPERAND[run.precision])
+        plans: dict[Block, LocalPlan] = {
+            block: LocalPlan(Capacity(of.sizes[hop], of.sizes[hop + 1], of.edges[hop].indices.size), back=False)
+            for hop, block in enumerate(self._blocks)
+        }
+        return lower("evaluate", self._values.evaluation, sizes, plans)
+
+    def _evaluated(
+        self, of: _Neighbourhood, program: Program, features: BufferSpec, comm: Communicator
+    ) -> npt.NDArray[Any]:
+        """Run the program over a neighbourhood; return its scores."""
+        backend, aggregations = self._backend, dict[Block, LocalBlock]()
+        for block, edges in zip(self._blocks, of.edges, strict=True):
+            aggregations[block] = LocalBlock(backend, back=False)
+            aggregations[block].load(backend.sparse(edges.indptr, edges.indices, edges.values), None)
+        memory = GatheredRows(self._features, features, backend.dtype)
+        runtime = RankRuntime(
+            backend=backend,
+            programs={},
+            inputs=self._inputs(of, memory.gather(of.ids)),
+            weights=self._weights,
+            signals=backend.allocate(0),
+            counts=backend.allocate(8 * 9 * self._columns).view(torch.int64).view(3, 3, self._columns),
+            clock=backend.allocate(16).view(torch.int64),
+            comm=comm,
+        )
+        bound = bind(program, backend.allocate(program.arena.nbytes), aggregations)
+        runtime.run(bound)
+        return bound.result.to(self._weights.flat.dtype).numpy().copy()
+
+    @property
+    def _columns(self) -> int:
+        return self._values.evaluation.roots[0].operands[0].cols
+
+    def _inputs(self, of: _Neighbourhood, dense: Tensor) -> Inputs:
+        """Return what ops read of the rows: the rows of every set are the first of the input's."""
+        ids = self._backend.upload(of.ids)
+        scales = [None if norm is None else self._backend.upload(norm[of.ids]) for norm in self._norm]
+        # No row counts in any split.
+        labels, mask = (torch.zeros(of.ids.size, dtype=dtype) for dtype in (torch.int32, torch.uint8))
+
+        def first(count: int) -> Rows:
+            row, col = (None if scale is None else scale[:count] for scale in scales)
+            target = ClassTarget(LossTarget(labels[:count], mask[:count], 0.0))
+            return Rows(ids=ids[:count], row_scale=row, col_scale=col, dense=dense[:count], target=target)
+
+        return Inputs(rows={name: first(count) for name, count in self._row_sets(of.sizes).items()})
