@@ -1,5 +1,8 @@
 """Scores of some vertices: the model's evaluation over blocks of all in-neighbours, which reads their neighbourhood alone.
 
+Hops are drawn one by one, each into memory for exactly its edges, which row pointers tell beforehand; then the program is
+lowered for exactly these rows. So what a call takes is known before it is allocated, and depends on no call before.
+
 N vertices of the graph; T targets, S sources, E edges of a block; K vertices that are scored, C columns of scores.
 """
 
@@ -32,6 +35,7 @@ from mggcn.feed.features import FeatureReader
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.sampled import EdgeValues
 from mggcn.graph.csr import Graph
+from mggcn.graph.ids import ids_of
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, OPERAND, REAL, STORAGE, scale_dtype
 from mggcn.memory.units import human
@@ -65,7 +69,7 @@ class VertexScorer:
     """Scores vertices of a graph with one set of weights, on one rank of a CPU.
 
     config: with one rank. num_classes: C of the network. state: weights by name, those of the network among them.
-    Cost: a sweep over the edges for degrees, which is kept with the weights; 16 bytes a vertex of the graph.
+    Cost: a sweep over the edges for degrees, which are kept with the weights; 14 to 22 bytes a vertex of the graph.
     Raises: PlanError for a model that reads types of edges; ConfigError if the weights are those of another model.
     """
 
@@ -80,6 +84,7 @@ class VertexScorer:
         shape = InputShape(
             rows=graph.num_vertices, cols=graph.num_features, nnz=None, adj_nnz=graph.num_edges, aggregated_nnz=0
         )
+        # Without capacities the order of a layer's products follows its widths: the same for every neighbourhood.
         choices = Choices(
             shape=shape,
             features="dense",
@@ -125,9 +130,10 @@ class VertexScorer:
             yield self._evaluated(*drawn, comm)
             return
         if vertices.size == 1:
+            vertex, most = ids_of(self._graph)[vertices[0]], human(max(room, 0))
             raise PlanError(
-                f"the neighbourhood of vertex {vertices[0]} alone does not fit into {human(max(room, 0))}; raise "
-                "run.memory_limit, or predict all vertices on more ranks"
+                f"the neighbourhood of vertex {vertex} alone does not fit into {most}; raise run.memory_limit, or predict "
+                "all vertices, on the ranks of the run"
             )
         for part in np.array_split(vertices, 2):
             yield from self._parts(part, comm)

@@ -170,8 +170,8 @@ def test_what_does_not_fit_is_computed_in_halves(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_kept_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if degrees are summed or weights are read again for every call, or those of an earlier run, other weights or
-    another graph are taken.
+    """Fails if degrees are summed or weights are read again for every call, those of an earlier run, other weights or
+    another graph are taken, or a score has other bits after another call.
     """
     graph, made = small(), list[Graph]()
     trainer, start = trained(graph, MODELS["gcn"]), VertexScorer.__init__
@@ -181,8 +181,9 @@ def test_what_is_kept_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         start(scorer, config, of, *rest)
 
     monkeypatch.setattr(VertexScorer, "__init__", counted)
-    trainer.predict(vertices=[1])
-    trainer.predict(vertices=[2, 3])
+    first = trainer.predict(vertices=[1])
+    trainer.predict(vertices=range(2, 60))
+    assert np.array_equal(trainer.predict(vertices=[1]), first)
     assert len(made) == 1
     assert_rows_of_all(trainer, [1], 1e-10, weights="last")
     trainer.resume(epochs=5)
