@@ -243,7 +243,15 @@ class DistributedCommunicator:
                         raise
                     where, text = f"in call {control.number} ({call})", one_line(str(error))
                     control.fail(f"rank {self.rank}: the transport failed {where}: {text}")
-            return _Message(self, control, control.number, work, stream.record(), call, buffers)
+            return _Message(
+                comm=self,
+                control=control,
+                number=control.number,
+                work=work,
+                mark=stream.record(),
+                call=call,
+                buffers=buffers,
+            )
 
     @contextmanager
     def _measured(self, what: str, stream: MessageStream) -> Iterator[None]:
@@ -303,7 +311,7 @@ def lost(error: RuntimeError) -> str:
 
 
 @final
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class _Message:
     """A message, of gloo with work for which the host waits, or on a stream; a second wait gives the same result.
 

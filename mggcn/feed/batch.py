@@ -33,7 +33,7 @@ class BlockEdges:
     transposed: BlockEdges | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """One step on one rank. rows: ids of the vertices of each row set; edges: of each block.
 

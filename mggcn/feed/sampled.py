@@ -192,7 +192,8 @@ class SampledFeed:
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
         features = place.features.gather(drawn.ids)
-        return Batch(rows, edges, step.seeds, features, self._scales(rows, edges, drawn, place))
+        normed = self._scales(rows, edges, drawn, place)
+        return Batch(rows=rows, edges=edges, seeds=step.seeds, features=features, scales=normed)
 
     @property
     def _row_sets(self) -> list[RowSet]:

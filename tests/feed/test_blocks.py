@@ -5,6 +5,7 @@ T targets, S sources, all ranks' seeds in one mean.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class Drawn:
             above, middle = drawn(adj_t, seeds, rng)
             below, sources = drawn(adj_t, middle, rng)
             rows = {SEEDS: seeds, MIDDLE: middle, INPUT: sources}
-            yield Batch(rows, {ABOVE: above, BELOW: below}, chosen)
+            yield Batch(rows=rows, edges={ABOVE: above, BELOW: below}, seeds=chosen)
 
 
 def drawn(adj_t: Any, targets: npt.NDArray[np.int64], rng: Any) -> tuple[BlockEdges, npt.NDArray[np.int64]]:
@@ -266,7 +267,7 @@ def test_a_batch_that_was_not_planned_is_refused() -> None:
     batch = next(Drawn(graph, 0, 1).epoch(0, 0))
     with pytest.raises(PlanError, match="block 'above' has 14 targets, but at most 3 were planned"):
         batch.check(small)
-    odd = Batch({**batch.rows, MIDDLE: batch.rows[MIDDLE][::-1]}, batch.edges, batch.seeds)
+    odd = dataclasses.replace(batch, rows={**batch.rows, MIDDLE: batch.rows[MIDDLE][::-1]})
     with pytest.raises(PlanError, match="must begin with its targets"):
         odd.check(Drawn(graph, 0, 1).stack)
     above = batch.edges[ABOVE]
@@ -275,9 +276,9 @@ def test_a_batch_that_was_not_planned_is_refused() -> None:
         (BlockEdges(above.indptr, above.indices, np.ones(1)), "edges and 1 values"),
     ):
         with pytest.raises(PlanError, match=words):
-            Batch(batch.rows, {**batch.edges, ABOVE: edges}, batch.seeds).check(Drawn(graph, 0, 1).stack)
+            dataclasses.replace(batch, edges={**batch.edges, ABOVE: edges}).check(Drawn(graph, 0, 1).stack)
     with pytest.raises(PlanError, match="needs the rows and edges of the blocks below, above"):
-        Batch(batch.rows, {ABOVE: above}, batch.seeds).check(Drawn(graph, 0, 1).stack)
+        dataclasses.replace(batch, edges={ABOVE: above}).check(Drawn(graph, 0, 1).stack)
     with pytest.raises(PlanError, match="must be the sources of block"):
         Stack((ABOVE, BELOW), small.capacities)
     with pytest.raises(PlanError, match="aggregates more often than the 2 blocks"):
