@@ -1,13 +1,24 @@
 """Networks of other libraries' layers with the initial weights of mggcn's, and the step of an epoch.
 
-A network is hidden layers of one kind, each with batch norm if the case has it and ReLU, and an output layer.
+A network is hidden layers of one kind, each with batch norm if the case has it and ReLU, and an output layer. On batches:
+dropout behind ReLU.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from bench.process import Contender
+
+WARM_UP = 3
+"""Batches before those that are timed: a worker process is then at work."""
+DROPOUT, LR = 0.5, 0.003
+"""Of networks on batches."""
 
 MakeLayer = Callable[[int, int, bool], Any]
 """Takes the widths of a layer's input and output, and whether it is the last; returns a module called with (graph, x)."""
@@ -73,3 +84,74 @@ def epoch_of(net: Any, graph: Any, x: Any, train: Any, target: Any) -> Callable[
         return loss.item()
 
     return epoch
+
+
+def paced(batches: Iterable[Any], do: Callable[[Any], Any], count: int) -> float:
+    """Return the seconds of a batch over `count` ones after the first; a source that ends is begun again."""
+    endless = itertools.chain.from_iterable(itertools.repeat(batches))
+    for batch in itertools.islice(endless, WARM_UP):
+        do(batch)
+    began = time.perf_counter()
+    for batch in itertools.islice(endless, count):
+        do(batch)
+    return (time.perf_counter() - began) / count
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What a library trains with on batches: its loader, the width of features, seeds of an epoch, and its layers.
+
+    step: takes the network and a batch of the loader, returns scores and labels. set_weights: to mggcn's initial ones.
+    """
+
+    loader: Any
+    features: int
+    seeds: int
+    make_layer: MakeLayer
+    step: Callable[[Any, Any], tuple[Any, Any]]
+    set_weights: Callable[[Any, Mapping[str, Any]], None]
+
+
+def trained(job: dict[str, Any], sampled: Sampled, facts: dict[str, Any]) -> Contender:
+    """Return a network on batches, whose figure is the seconds of an epoch, from its first batches, or its last loss."""
+    import numpy as np
+    import torch
+
+    widths = [sampled.features, *job["hidden"], job["classes"]]
+    last = len(widths) - 1
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            pairs = enumerate(itertools.pairwise(widths), start=1)
+            self.layers = torch.nn.ModuleList(sampled.make_layer(d, e, number == last) for number, (d, e) in pairs)
+
+        def forward(self, blocks: Any, h: Any) -> Any:
+            for number, (layer, block) in enumerate(zip(self.layers, blocks, strict=True), start=1):
+                h = layer(block, h)
+                if number < last:
+                    h = torch.nn.functional.dropout(h.relu_(), DROPOUT)
+            return h
+
+    torch.set_num_threads(job["threads"])
+    net, losses = Net(), list[float]()
+    with np.load(job["weights"]) as weights, torch.no_grad():
+        sampled.set_weights(net, weights)
+    optimizer = torch.optim.Adam(net.parameters(), lr=LR, fused=True)
+
+    def train(batch: Any) -> float:
+        optimizer.zero_grad()
+        scores, labels = sampled.step(net, batch)
+        loss = torch.nn.functional.cross_entropy(scores, labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    def epoch() -> float:
+        if job["part"] == "train":
+            return paced(sampled.loader, train, job["batches"]) * sampled.seeds / job["batch"]
+        for _ in range(job["epochs"]):
+            losses.append(statistics.mean(train(batch) for batch in sampled.loader))
+        return losses[-1]
+
+    return Contender(epoch, facts, lambda: losses)

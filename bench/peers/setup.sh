@@ -27,4 +27,23 @@ install mkl sparse-dot-mkl || echo "MKL cannot be installed here: it is left out
 install --only-binary=:all: torch-sparse torch-scatter || echo "no wheels of torch-sparse here: it is left out"
 
 case $folder in /*) ;; *) folder="$PWD/$folder" ;; esac
+
+# PyG's NeighborLoader needs torch-sparse's sampling operator alone, which two files of its sources make: a minute or two.
+sources=$(mktemp -d)
+flags='import torch
+from torch.utils.cpp_extension import include_paths, library_paths
+print(*(f"-I{path}" for path in include_paths()), *(f"-L{path} -Wl,-rpath,{path}" for path in library_paths()),
+      f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")'
+# shellcheck disable=SC2046
+install setuptools wheel &&
+  "$folder/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    --no-binary torch-sparse --dest "$sources" "torch-sparse==0.6.18" &&
+  tar -xzf "$sources"/torch_sparse-*.tar.gz -C "$sources" --strip-components 1 &&
+  "${CXX:-g++}" -O3 -std=c++20 -shared -fPIC -fopenmp -DAT_PARALLEL_OPENMP -w \
+    -I"$sources/third_party/parallel-hashmap" -I"$sources/csrc" $("$folder/bin/python" -c "$flags") \
+    "$sources/csrc/neighbor_sample.cpp" "$sources/csrc/cpu/neighbor_sample_cpu.cpp" \
+    -ltorch -ltorch_cpu -lc10 -o "$folder/neighbor_sample.so" ||
+  echo "torch-sparse's sampling operator cannot be compiled here: PyG's sampling is left out"
+rm -rf "$sources"
+
 cd "$root" && exec "$folder/bin/python" -m bench.peers.prove "$folder/peers.json"

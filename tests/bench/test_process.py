@@ -127,6 +127,18 @@ def test_reports_quote_no_path_of_the_machine() -> None:
     assert [shown(text) for text in ("--rounds", "3", "a=b")] == ["--rounds", "3", "a=b"]
 
 
+def test_memory_counts_processes_that_were_started_and_shared_pages_once() -> None:
+    """Fails if a process that was started is left out, or pages that it shares with its parent count twice."""
+    code = (
+        "import os, signal; from bench import process; before = process.held()['Pss_Anon']; held = bytearray(64 << 20)\n"
+        "ends = os.pipe(); child = os.fork()\n"
+        "if not child: own = bytearray(32 << 20); os.write(ends[1], b'.'); signal.pause()\n"
+        "os.read(ends[0], 1); print(process.held()['Pss_Anon'] - before); os.kill(child, 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert 96 << 20 <= int(done.stdout) < 112 << 20
+
+
 def test_a_worker_forgets_its_peak() -> None:
     """Fails if memory that was held before counts as the peak of what follows."""
     code = (

@@ -91,6 +91,21 @@ def test_layers_beside_peers(run: Callable[..., Record], monkeypatch: pytest.Mon
     assert row["left_out"]["PyG"].startswith("not run: it needs about")
 
 
+def test_sampled_training_alone(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a part has no figure of mggcn's, its batches have no edges, or it says more stages than a step has."""
+    from bench.peers import sampled
+
+    monkeypatch.setattr(sampled, "BATCH", 20)
+    arguments = ("--parts", "sampler,memory,shares", "--models", "sage", "--cases", "arxiv-like", "--rounds", "1")
+    drawn, memory, shares = run("peers.sampled", *arguments, "--peers", "none", shared="cache data")["measured"]
+    assert list(drawn["figures"]) == ["mggcn, 1 thread", "mggcn, 2 threads"]
+    assert all(edges > rows > 20 for edges, rows in drawn["results"].values())
+    assert memory["bytes"]["mggcn"]["Pss_Anon"] > 0
+    (step,), parts = shares["figures"]["mggcn"], shares["results"]["mggcn"]
+    assert min(parts) > 0
+    assert sum(parts) == pytest.approx(step)
+
+
 @pytest.mark.parametrize("what", [pytest.param(what, marks=pytest.mark.slow) for what in ("pruning", "setup")])
 def test_epochs_by_settings(what: str, run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {what: ([Case("arxiv-like", (8,))], *rest) for what, (_, *rest) in epochs.EXPERIMENTS.items()}
