@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mggcn.assemble.stack import seeds_of
 from mggcn.blocks.sampler import Sampler
@@ -35,10 +36,21 @@ def reads_weights(config: Config, graph: Graph) -> bool:
 
 
 def norm_of(config: Config, graph: Graph, threads: int) -> Scales:
-    """Return S_r and S_c (N,) of the whole graph. Cost: a sweep over its edges. Raises: GraphError for negative degrees."""
-    model, real, whole = config.model, scale_dtype(config.run.precision), whole_graph(graph.num_vertices)
-    degree = degrees(graph.untyped().adj_t, whole, 0, self_loops=model.self_loops, threads=threads)
-    row, col = scales(degree, model.norm)
+    """Return S_r and S_c of a run's model, as `norm_scales`."""
+    model, real = config.model, scale_dtype(config.run.precision)
+    return norm_scales(graph, model.norm, self_loops=model.self_loops, threads=threads, real=real)
+
+
+def norm_scales(graph: Graph, norm: str, *, self_loops: bool, threads: int, real: npt.DTypeLike) -> Scales:
+    """Return S_r and S_c of the whole graph, (N,), None for ones.
+
+    Cost: a sweep over its edges, unless the norm is none. Raises: GraphError for negative degrees.
+    """
+    if norm == "none":
+        return None, None
+    whole = whole_graph(graph.num_vertices)
+    degree = degrees(graph.untyped().adj_t, whole, 0, self_loops=self_loops, threads=threads)
+    row, col = scales(degree, norm)
     return row.astype(real), None if col is None else col.astype(real)
 
 

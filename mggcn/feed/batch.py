@@ -5,6 +5,8 @@ T targets, S sources, E edges of a block. Needs no torch.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -49,6 +51,13 @@ class Batch:
     features: Tensor | None = None
     scales: Mapping[RowSet, Scales] | None = None
     last: bool = True
+
+    def copy(self) -> Batch:
+        """Return the batch with rows, edges and scales in memory of their own; features stay where they are."""
+        return dataclasses.replace(
+            copy.deepcopy(dataclasses.replace(self, features=None)),
+            features=self.features,
+        )
 
     def check(self, stack: Stack) -> None:
         """Compare the batch with the planned stack. Raises: PlanError for too many rows or edges, or wrong ones."""

@@ -1,4 +1,4 @@
-"""Planned memory into which the features of any vertices are gathered, by the thread that asks. D features."""
+"""Memory into which the features of any vertices are gathered, by the thread that asks. D features."""
 
 from __future__ import annotations
 
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 
 
 class GatheredRows:
-    """Features of at most spec.rows vertices, padded as rows of the arena. storage: the type of activations."""
+    """Features of at most spec.rows vertices, padded as rows of the arena. storage: the type of activations.
 
-    def __init__(self, reader: FeatureReader, spec: BufferSpec, storage: torch.dtype) -> None:
-        self._rows = allocate(spec.nbytes).view(storage).as_strided((spec.rows, spec.cols), (spec.ld, 1))
-        self._index = np.empty(spec.rows, np.int32)
-        self._reader, features = reader, reader.graph.features
+    spec: None gives every call memory of its own, contiguous.
+    """
+
+    def __init__(self, reader: FeatureReader, spec: BufferSpec | None, storage: torch.dtype) -> None:
+        self._rows: Tensor | None = None
+        if spec is not None:
+            self._rows = allocate(spec.nbytes).view(storage).as_strided((spec.rows, spec.cols), (spec.ld, 1))
+        self._index, self._storage = np.empty(0 if spec is None else spec.rows, np.int32), storage
+        self._reader, self._cols, features = reader, reader.num_features, reader.graph.features
         self._source: npt.NDArray[np.float32] | None = None
         self._sparse: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None] | None = None
         if isinstance(features, CSR):
@@ -39,13 +44,20 @@ class GatheredRows:
             self._source = features.array()
 
     def gather(self, ids: npt.NDArray[np.int64]) -> Tensor:
-        """Return the features of vertices, (len(ids), D), valid until the next call. Cost: a random access for each."""
-        out, source = self._rows[: ids.size], self._source
+        """Return the features of vertices, (len(ids), D), valid until the next call if memory is planned.
+
+        Cost: a random access for each.
+        """
+        source, index = self._source, self._index[: ids.size]
+        if self._rows is None:
+            out = torch.empty((ids.size, self._cols), dtype=self._storage)
+            index = np.empty(ids.size, np.int32)
+        else:
+            out = self._rows[: ids.size]
         if self._sparse is not None:
             return self._from_sparse(*self._sparse, ids, out)
         if source is None:
             return out.copy_(torch.from_numpy(self._reader.gather(ids)))
-        index = self._index[: ids.size]
         np.copyto(index, ids, casting="unsafe")
         kernel = native.kernel("mggcn_gather_rows_", "f32" if out.dtype == torch.float32 else "f32_bf16")
         kernel(source.ctypes.data, source.shape[1], index.ctypes.data, out.data_ptr(), out.stride(0), *out.shape, 1)

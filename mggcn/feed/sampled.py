@@ -99,7 +99,8 @@ class SampledFeed:
     """Batches of training vertices with what is drawn of their neighbourhoods, of one rank.
 
     memory: makes that of a batch's features. ahead: batches that are made beside the step. norm (N,): S_r and S_c of the
-    whole graph. Memory: ahead + 1 batches, as planning/batches.py counts them.
+    whole graph. keep: whether batches stay valid, for which the threads copy them. Memory: ahead + 1 batches, as
+    planning/batches.py counts them.
     """
 
     def __init__(
@@ -113,11 +114,12 @@ class SampledFeed:
         memory: Callable[[], GatheredRows],
         norm: Scales,
         ahead: int,
+        keep: bool = False,
     ) -> None:
         self.stack: Stack = stack
         self.num_steps: int = seeds.num_steps
         self._sampler, self._seeds, self._rank = sampler, seeds, rank
-        self._values, self._ahead = values, ahead
+        self._values, self._ahead, self._keep = values, ahead, keep
         self._threads = ThreadPoolExecutor(ahead, "mggcn-feed") if ahead else None
         real = values.real
         self._norm: Scales = norm
@@ -136,7 +138,7 @@ class SampledFeed:
         ]
 
     def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step `first` on; each is valid until the next one is asked for.
+        """Yield the batches of an epoch from step `first` on; each is valid until the next one is asked for, if not kept.
 
         A step that is larger than was planned comes in halves of its seeds, or theirs. Raises: PlanError for a single seed
         that is too large.
@@ -193,7 +195,8 @@ class SampledFeed:
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
         features = place.features.gather(drawn.ids)
         normed = self._scales(rows, edges, drawn, place)
-        return Batch(rows=rows, edges=edges, seeds=step.seeds, features=features, scales=normed)
+        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, features=features, scales=normed)
+        return batch.copy() if self._keep else batch
 
     @property
     def _row_sets(self) -> list[RowSet]:

@@ -20,6 +20,7 @@ class Seeds:
     """The training vertices, int64 (T,) ascending, in steps of `batch`. drop_last: leave out a smaller last step.
 
     owner uint16 (N,): the rank of each vertex, by which a step's vertices are dealt to P ranks; None for one rank.
+    shuffle: whether every epoch has an order of its own; False, on one rank: the vertices come as they are given.
     """
 
     train: Ids
@@ -27,6 +28,7 @@ class Seeds:
     drop_last: bool = False
     owner: npt.NDArray[np.uint16] | None = None
     ranks: int = 1
+    shuffle: bool = True
 
     @property
     def num_steps(self) -> int:
@@ -44,12 +46,15 @@ class Seeds:
 
         They are sorted by a 64-bit hash of seed, epoch and vertex. Cost: 24 bytes a training vertex, one sort.
         """
+        if not self.shuffle:
+            return self.train
         key = _hashed(np.array([seed], np.uint64) << np.uint64(32) | np.uint64(epoch))
         return self.train[np.argsort(_hashed(self.train.astype(np.uint64) ^ key), kind="stable")]
 
     def of_step(self, order: Ids, step: int) -> Ids:
-        """Return the vertices of a step on all ranks, ascending."""
-        return np.sort(order[step * self.batch : (step + 1) * self.batch])
+        """Return the vertices of a step on all ranks, ascending if they are shuffled."""
+        vertices = order[step * self.batch : (step + 1) * self.batch]
+        return np.sort(vertices) if self.shuffle else vertices
 
     def of_rank(self, step: Ids, rank: int) -> Ids:
         """Return a rank's share of a step's vertices, ascending; shares differ by at most one vertex.

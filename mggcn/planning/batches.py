@@ -6,7 +6,7 @@ from mggcn.blocks.block import Stack
 from mggcn.blocks.capacities import hops_of
 from mggcn.blocks.draws import By, Draws, bounds
 from mggcn.blocks.slot import SlotPlan
-from mggcn.config import Config
+from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import REAL, STORAGE
@@ -46,7 +46,7 @@ def stack_of(config: Config, shape: GraphShape) -> Stack | None:
     seeds = min(sample.batch, shape.num_training or shape.num_vertices)
     capacities = bounds(
         -(-seeds // config.run.ranks),
-        draws_of(config),
+        draws_of(config.sample),
         num_vertices=shape.num_vertices,
         num_edges=shape.num_edges,
         self_loops=config.model.self_loops,
@@ -54,9 +54,8 @@ def stack_of(config: Config, shape: GraphShape) -> Stack | None:
     return hops_of(capacities)
 
 
-def draws_of(config: Config) -> Draws:
-    """Return how a run draws in-neighbours."""
-    sample = config.sample
+def draws_of(sample: SampleConfig) -> Draws:
+    """Return how in-neighbours are drawn."""
     by: By = "uniform" if sample.draw == "replace" else sample.draw
     return Draws(fanouts=sample.fanout, by=by, replace=sample.draw == "replace")
 
@@ -71,7 +70,7 @@ def hops_back(training: Graph, stack: Stack) -> int:
 def slot_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> SlotPlan:
     """Return what the memory of a drawn batch depends on. back: hops that are transposed, as `hops_back`."""
     return SlotPlan(
-        draws=draws_of(config),
+        draws=draws_of(config.sample),
         capacities=tuple(reversed(stack.capacities)),
         num_vertices=shape.num_vertices,
         places=shape.weighted,

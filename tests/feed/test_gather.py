@@ -32,14 +32,19 @@ def reader_of(*, sparse: bool, normalised: bool, values: bool = True) -> Feature
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("source", ["dense", "sparse", "ones"])
-def test_rows_are_those_of_the_vertices(source: str, normalised: bool, dtype: str) -> None:
-    """Fails if a row is another vertex's, an earlier call's entries stay, or a row is divided by another sum."""
+@pytest.mark.parametrize("planned", [True, False])
+def test_rows_are_those_of_the_vertices(source: str, normalised: bool, dtype: str, planned: bool) -> None:
+    """Fails if a row is another vertex's, an earlier call's entries stay, a row is divided by another sum, or memory that
+    is not planned is given twice.
+    """
     reader = reader_of(sparse=source != "dense", normalised=normalised, values=source != "ones")
-    memory = GatheredRows(reader, BufferSpec("", 12, 11, dtype), DTYPES[dtype])
+    memory = GatheredRows(reader, BufferSpec("", 12, 11, dtype) if planned else None, DTYPES[dtype])
     exact: Any = dense_features(reader.graph).astype(np.float64)
     if normalised:
         sums = np.abs(exact).sum(1, keepdims=True)
         exact = exact / np.where(sums == 0, 1, sums)
+    earlier = memory.gather(np.arange(12))
+    kept = earlier.clone()
     for ids in (np.array([5, 3, 3, 39, 0]), np.arange(12), np.zeros(0, np.int64)):
         found = memory.gather(ids.astype(np.int64))
         assert found.dtype == DTYPES[dtype]
@@ -48,6 +53,7 @@ def test_rows_are_those_of_the_vertices(source: str, normalised: bool, dtype: st
         torch.testing.assert_close(found.double(), torch.from_numpy(exact[ids]), rtol=tolerance, atol=tolerance)
         if not normalised and dtype != "bf16":
             assert (found.double().numpy() == exact[ids]).all()
+        assert planned or (found.is_contiguous() and torch.equal(earlier, kept))
 
 
 def test_a_column_that_is_none_is_refused() -> None:
