@@ -5,7 +5,7 @@ V rows of this rank, D width.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,9 +13,13 @@ from torch import Tensor
 from mggcn.errors import GraphError
 from mggcn.nn.once import once
 from mggcn.nn.partitioned import PartitionedGraph
+from mggcn.nn.sampled_block import SampledBlock
+
+GraphPart: TypeAlias = PartitionedGraph | SampledBlock
+"""A rank's part of a shared graph, or a block of a batch."""
 
 
-def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
+def aggregate(x: Tensor, graph: GraphPart) -> Tensor:
     """Return this rank's rows of z = S_r A^T S_c x, (V, D): z[v] sums x over the edges u -> v.
 
     `norm` of `run` says what S_r and S_c are. Gradients are exactly those of the sum of all ranks' losses; on copies of a
@@ -30,7 +34,7 @@ def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
     Args:
         x: Rows (V, D) in the graph's type on its device. Rows that are copies of another rank's must equal those; then the
             results do, too.
-        graph: This rank's part, as `run` passes it.
+        graph: This rank's part, as `run` passes it, or a block of `batches`: x has its S sources, z its T targets.
 
     Raises:
         GraphError: x does not fit the graph.
@@ -48,15 +52,17 @@ def aggregate(x: Tensor, graph: PartitionedGraph) -> Tensor:
     return z
 
 
-def check_rows(x: Tensor, graph: PartitionedGraph) -> None:
-    """Raise GraphError unless x has one row for each row of this rank, in the graph's type and on its device."""
-    if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != graph.num_rows or x.shape[1] < 1:
+def check_rows(x: Tensor, graph: GraphPart, rows: int | None = None) -> None:
+    """Raise GraphError unless x has a row for each of the graph's, or so many, in its type and on its device."""
+    rows = graph.num_rows if rows is None else rows
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[0] != rows or x.shape[1] < 1:
         came = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise GraphError(f"rank {graph.rank} aggregates ({graph.num_rows}, D) with D >= 1, its own rows; got {came}")
+        who = "a block" if isinstance(graph, SampledBlock) else f"rank {graph.rank}"
+        raise GraphError(f"{who} aggregates ({rows}, D) with D >= 1, its own rows; got {came}")
     if x.dtype != graph.dtype or x.device != graph.device:
         raise GraphError(
             f"the graph is shared in {graph.dtype} on {graph.device}, got rows in {x.dtype} on {x.device}; convert them "
-            "or share the graph with precision='fp64', 'fp32' or 'bf16'"
+            "or set its precision='fp64', 'fp32' or 'bf16'"
         )
 
 
@@ -64,7 +70,7 @@ class _Aggregate(torch.autograd.Function):
     """The product and its adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, graph: PartitionedGraph) -> Tensor:
+    def forward(ctx: Any, x: Tensor, graph: GraphPart) -> Tensor:
         ctx.graph = graph
         return graph.aggregation.apply(x, adjoint=False)
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from mggcn.backend.base import Dropout, Epilogue
 from mggcn.errors import ConfigError, GraphError
-from mggcn.nn.aggregate import check_rows
+from mggcn.nn.aggregate import GraphPart, check_rows
 from mggcn.nn.partitioned import PartitionedGraph
 
 
-def dropout(x: Tensor, graph: PartitionedGraph, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout(x: Tensor, graph: GraphPart, p: float = 0.5, training: bool = True) -> Tensor:
     """Return x (V, D) with elements dropped with probability p and the others divided by the probability of keeping them.
 
     The mask follows from seed and epoch (`PartitionedGraph.start_epoch`), the number of the call in the epoch, the vertex
@@ -27,7 +27,7 @@ def dropout(x: Tensor, graph: PartitionedGraph, p: float = 0.5, training: bool =
 
     Args:
         x: Rows (V, D) in the graph's type.
-        graph: This rank's part, as `run` passes it.
+        graph: This rank's part, as `run` passes it, or a block of `batches`, whose epochs are steps.
         p: Probability of dropping, in [0, 1).
         training: False returns x.
 
@@ -51,12 +51,11 @@ class _Drop(torch.autograd.Function):
     """Multiplies rows by the mask; the gradient does the same."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, graph: PartitionedGraph, mask: Dropout) -> Tensor:
+    def forward(ctx: Any, x: Tensor, graph: GraphPart, mask: Dropout) -> Tensor:
         ctx.graph, ctx.mask = graph, mask
         ranks = graph.aggregation
         ranks.backend.activate()
-        rows = ranks.padded(x.shape[1], x)
-        rows.copy_(x)
+        rows = ranks.filled(x.shape[1], x)
         ranks.backend.finish(rows, rows, Epilogue(dropout=mask, row_ids=graph.ids))
         return rows.contiguous()
 

@@ -16,15 +16,14 @@ from mggcn.aggregate.attention import Attention, AttentionDestinations, Attentio
 from mggcn.aggregate.maximum import Maximum
 from mggcn.config.model import MAX_HEADS
 from mggcn.errors import ConfigError, GraphError
-from mggcn.nn.aggregate import aggregate, check_rows
+from mggcn.nn.aggregate import GraphPart, aggregate, check_rows
 from mggcn.nn.once import once
-from mggcn.nn.partitioned import PartitionedGraph
 
 Reducer = Literal["sum", "max", "min"]
 REDUCERS: tuple[Reducer, ...] = get_args(Reducer)
 
 
-def reduce(x: Tensor, graph: PartitionedGraph, reducer: Reducer = "max") -> Tensor:
+def reduce(x: Tensor, graph: GraphPart, reducer: Reducer = "max") -> Tensor:
     """Return the sum, maximum or minimum of x (V, D) over the in-neighbours of each row, column by column.
 
     A row without in-edges gets 0. Weights of edges and `norm` of `run` are those of the sum alone, which is
@@ -34,7 +33,7 @@ def reduce(x: Tensor, graph: PartitionedGraph, reducer: Reducer = "max") -> Tens
 
     Args:
         x: Rows (V, D) in the graph's type, float32 or float64.
-        graph: This rank's part, as `run` passes it.
+        graph: This rank's part, as `run` passes it, or a block of `batches`.
         reducer: "sum", "max" or "min".
 
     Raises:
@@ -64,7 +63,7 @@ class _Maximum(torch.autograd.Function):
     """The maximum and its gradient, which goes to the winners."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, graph: PartitionedGraph) -> Tensor:
+    def forward(ctx: Any, x: Tensor, graph: GraphPart) -> Tensor:
         cols, ranks = x.shape[1], graph.aggregation
         h, winners = ranks.filled(cols + 1, x), ranks.padded(cols, x)
         _write_numbers(h[:, cols:], graph.ids)
@@ -83,7 +82,7 @@ class _Maximum(torch.autograd.Function):
         return once(grad, "reduce", g), None
 
 
-def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGraph, *, dropout: float = 0.0) -> Tensor:
+def attend(x: Tensor, source: Tensor, destination: Tensor, graph: GraphPart, *, dropout: float = 0.0) -> Tensor:
     """Return GAT's attention: z[v] sums weights times x[u] over the edges u -> v, (V, D).
 
     The weights are the softmax over these edges of LeakyReLU(source[u] + destination[v]), of slope 0.2, by head: the H
@@ -96,8 +95,8 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
     Args:
         x: Rows (V, D) in the graph's type, float32 or float64.
         source: Scores (V, H) of the rows as sources, such as `(x.view(V, H, C) * a).sum(2)`.
-        destination: Scores (V, H) of the rows as destinations.
-        graph: This rank's part, as `run` passes it.
+        destination: Scores (V, H) of the rows as destinations; (T, H) on a block.
+        graph: This rank's part, as `run` passes it, or a block of `batches`.
         dropout: Probability of dropping a weight, by edge and head: the same for every number of ranks, another for each
             epoch of `PartitionedGraph.start_epoch` and each call in it.
 
@@ -110,8 +109,8 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
     """
     _check_type("attend", graph)
     check_rows(x, graph)
-    heads = _heads(source, x, graph, "source")
-    if _heads(destination, x, graph, "destination") != heads:
+    heads = _heads(source, x, graph.num_rows, "source")
+    if _heads(destination, x, graph.aggregation.rows, "destination") != heads:
         raise GraphError(
             f"source has {heads} heads, but destination has {destination.shape[1]}; give both the same number"
         )
@@ -121,7 +120,7 @@ def attend(x: Tensor, source: Tensor, destination: Tensor, graph: PartitionedGra
 
 
 def attend_dynamic(
-    source: Tensor, destination: Tensor, weight: Tensor, graph: PartitionedGraph, *, dropout: float = 0.0
+    source: Tensor, destination: Tensor, weight: Tensor, graph: GraphPart, *, dropout: float = 0.0
 ) -> Tensor:
     """Return GATv2's attention, (V, D): `attend` of the rows `source`, scored by a . LeakyReLU(source + destination).
 
@@ -129,9 +128,9 @@ def attend_dynamic(
 
     Args:
         source: Rows (V, D) in the graph's type, float32 or float64.
-        destination: Rows (V, D).
+        destination: Rows (V, D); (T, D) on a block.
         weight: a (H, C), of which head h reads its columns: D = H C.
-        graph: This rank's part, as `run` passes it.
+        graph: This rank's part, as `run` passes it, or a block of `batches`.
         dropout: As for `attend`.
 
     Raises:
@@ -143,8 +142,8 @@ def attend_dynamic(
     """
     _check_type("attend_dynamic", graph)
     check_rows(source, graph)
-    check_rows(destination, graph)
-    if weight.dim() != 2 or weight.numel() != source.shape[1] or destination.shape != source.shape:
+    check_rows(destination, graph, graph.aggregation.rows)
+    if weight.dim() != 2 or weight.numel() != source.shape[1] or destination.shape[1] != source.shape[1]:
         raise GraphError(
             f"expected source and destination of shape (V, H * C) and weight of shape (H, C), got {tuple(source.shape)}, "
             f"{tuple(destination.shape)} and {tuple(weight.shape)}"
@@ -163,7 +162,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, moved: Tensor, own: Tensor, a: Tensor | None, spec: AttentionSpec, graph: PartitionedGraph
+        ctx: Any, moved: Tensor, own: Tensor, a: Tensor | None, spec: AttentionSpec, graph: GraphPart
     ) -> Tensor:
         ranks = graph.aggregation
         bound = Bound(None if a is None else a.detach().contiguous(), graph.clock.clone())
@@ -186,7 +185,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _attend_gradients(
-    graph: PartitionedGraph, spec: AttentionSpec, g: Tensor, travelled: Tensor, own: Tensor, state: Tensor, z: Tensor
+    graph: GraphPart, spec: AttentionSpec, g: Tensor, travelled: Tensor, own: Tensor, state: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the gradients of the rows that were sent, of the destinations' rows, and of a, in one pass to the sources
     and one to the destinations.
@@ -211,10 +210,10 @@ def _attend_gradients(
 
 def _write_numbers(column: Tensor, ids: Tensor) -> None:
     """Column (V, 1) = the vertices' numbers, as integers in the bits of its type."""
-    column.view(torch.int64 if column.itemsize == 8 else torch.int32).copy_(ids[:, None])
+    column.view(torch.int64 if column.itemsize == 8 else torch.int32).copy_(ids[: column.shape[0], None])
 
 
-def _spec(graph: PartitionedGraph, heads: int, width: int, dynamic: bool, dropout: float) -> AttentionSpec:
+def _spec(graph: GraphPart, heads: int, width: int, dynamic: bool, dropout: float) -> AttentionSpec:
     if not 0.0 <= dropout < 1.0:
         raise ConfigError(f"dropout must lie in [0, 1), got {dropout}")
     if not 1 <= heads <= MAX_HEADS or width % heads:
@@ -223,14 +222,12 @@ def _spec(graph: PartitionedGraph, heads: int, width: int, dynamic: bool, dropou
     return AttentionSpec(heads, width, dynamic, dropout, graph.next_site() if dropout else 0, counted=counted)
 
 
-def _heads(scores: Tensor, x: Tensor, graph: PartitionedGraph, name: str) -> int:
-    if scores.dim() != 2 or scores.shape[0] != x.shape[0] or scores.dtype != x.dtype:
-        raise GraphError(
-            f"{name} must be ({graph.num_rows}, H) in {x.dtype}, as x; got {tuple(scores.shape)} in {scores.dtype}"
-        )
+def _heads(scores: Tensor, x: Tensor, rows: int, name: str) -> int:
+    if scores.dim() != 2 or scores.shape[0] != rows or scores.dtype != x.dtype:
+        raise GraphError(f"{name} must be ({rows}, H) in {x.dtype}, as x; got {tuple(scores.shape)} in {scores.dtype}")
     return scores.shape[1]
 
 
-def _check_type(name: str, graph: PartitionedGraph) -> None:
+def _check_type(name: str, graph: GraphPart) -> None:
     if graph.dtype == torch.bfloat16:
         raise ConfigError(f"{name} stores vertex numbers beside rows, which bf16 cannot hold; share the graph in fp32")

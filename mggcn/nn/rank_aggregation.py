@@ -162,13 +162,8 @@ class RankAggregation:
         return h
 
     def padded(self, cols: int, like: Tensor, rows: int | None = None) -> Tensor:
-        """Return a new (V, cols), or of so many rows, padded to 64 bytes with zeros, since NaN in the padding may be
-        slow.
-        """
-        spec = self._spec(cols)
-        whole = like.new_empty((spec.rows if rows is None else rows, spec.ld))
-        whole[:, cols:].zero_()
-        return whole[:, :cols]
+        """Return a new (V, cols), or of so many rows, as `padded_rows` does."""
+        return padded_rows(self.rows if rows is None else rows, cols, like)
 
     def filled(self, cols: int, columns: Tensor) -> Tensor:
         """Return rows as `padded`, of which the first columns are given."""
@@ -189,3 +184,11 @@ class RankAggregation:
                 self._slots[specs].append(buffer_view(memory, Placement(spec, 0, 0, start)))
                 start += spec.nbytes
         return self._slots[specs]
+
+
+def padded_rows(rows: int, cols: int, like: Tensor) -> Tensor:
+    """Return a new (rows, cols) padded to 64 bytes with zeros, since NaN in the padding may be slow."""
+    step = ALIGNMENT // like.itemsize
+    whole = like.new_empty((rows, -(-cols // step) * step))
+    whole[:, cols:].zero_()
+    return whole[:, :cols]

@@ -1,10 +1,11 @@
-"""The first Python that README.md and the site show runs as it stands."""
+"""The first Python that README.md and the site show, and the loops over batches, run as they stand."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 import mggcn
 from mggcn.graph.generate import community
@@ -27,3 +28,19 @@ def test_the_first_snippet_runs(page: str, tmp_path: Path, monkeypatch: pytest.M
     assert len(session.names["history"]) == 200
     assert session.names["scores"].shape == (600, 4)
     assert session.names["trainer"].evaluate("test") > 0.7
+
+
+def test_the_loops_over_batches_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a line breaks, the first loop does not learn, or PyG's layers do not take what the second one gives."""
+    pyg = pytest.importorskip("torch_geometric.nn", reason="the second loop is over a model of PyG's")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MGGCN_DATA", str(tmp_path / "data"))
+    mggcn.save(community(600, 3000, 16, 4, seed=1187, train=0.3), tmp_path / "data" / "cora")
+    session, found = Session(), blocks(ROOT / "docs/batches.md")
+    own, as_pyg = (block for block in found if block.language == "python" and "mggcn.nn.batches" in block.text)
+    torch.manual_seed(71)
+    session.run(own)
+    assert session.names["loss"].item() < 0.9  # ln 4 = 1.39 at first
+    session.names["model"] = pyg.GraphSAGE(16, 8, 2, 4)
+    session.run(as_pyg)
+    assert session.names["out"].shape == (180, 4)

@@ -1,0 +1,244 @@
+"""Batches for training loops of your own: seeds, what is drawn around them, and the features of all rows.
+
+N vertices, S rows of a batch, B seeds of it, D features, E edges.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn.assemble.batches import norm_scales, whole_graph
+from mggcn.blocks.block import Stack
+from mggcn.blocks.capacities import hops_of
+from mggcn.blocks.draws import bounds
+from mggcn.blocks.sampler import Sampler
+from mggcn.blocks.slot import SlotPlan
+from mggcn.config import SampleConfig
+from mggcn.errors import GraphError
+from mggcn.feed.batch import Batch
+from mggcn.feed.features import FeatureReader
+from mggcn.feed.gather import GatheredRows
+from mggcn.feed.sampled import EdgeValues, SampledFeed
+from mggcn.feed.seeds import Seeds
+from mggcn.graph.csr import Graph
+from mggcn.graph.vertex_data import to_numpy
+from mggcn.memory.device import STORAGE, scale_dtype, threads_of
+from mggcn.nn.devices import BackendOf, backends
+from mggcn.nn.sampled_block import SampledBlock
+from mggcn.nn.sharing import Norm, Sharing
+from mggcn.planning.batches import draws_of
+from mggcn.train.runtime import DTYPES
+
+
+class SampledBatch:
+    """Some seeds and what was drawn around them, which `batches` makes. Rows are numbered from the seeds outwards.
+
+    It has memory of its own, so that it stays valid. `batch_size`, `x`, `y` and `edge_index` are what a batch of PyG's
+    NeighborLoader has, but that `y` is that of the seeds alone.
+    """
+
+    def __init__(self, ids: Tensor, x: Tensor, y: Tensor | None, blocks: tuple[SampledBlock, ...]) -> None:
+        self.ids: Tensor = ids
+        """Vertex of each row, int64 (S,), those of the seeds first."""
+        self.x: Tensor = x
+        """Features of all rows, (S, D)."""
+        self.y: Tensor | None = y
+        """Labels of the seeds: int64 (B,), -1 where unknown, or (B, T) of the features' type, NaN where unknown."""
+        self.blocks: tuple[SampledBlock, ...] = blocks
+        """A block for each layer, the input's first; the targets of each are the sources of the next."""
+        self.seeds: int = blocks[-1].num_targets
+        """Number of seeds, B."""
+
+    @property
+    def batch_size(self) -> int:
+        """Number of seeds, B, by PyG's name."""
+        return self.seeds
+
+    @functools.cached_property
+    def edge_index(self) -> Tensor:
+        """Sources and targets of rows, int64 (2, E), for layers that all run over all rows: of each row the edges of the
+        hop that reached it first.
+        """
+        return torch.cat([block.edge_index()[:, first:] for block, first in self._hops()], 1)
+
+    @functools.cached_property
+    def edge_weight(self) -> Tensor | None:
+        """What each edge of `edge_index` counts (`SampledBlock.edge_weight`), (E,); None if all count 1."""
+        found = [block.edge_weight for block in self.blocks[::-1]]
+        parts = [weight[first:] for weight, (_, first) in zip(found, self._hops(), strict=True) if weight is not None]
+        return torch.cat(parts) if parts else None
+
+    def _hops(self) -> Iterator[tuple[SampledBlock, int]]:
+        """Blocks from the seeds outwards, each with the first edge of the rows that the ones before it do not have."""
+        done = 0
+        for block in self.blocks[::-1]:
+            yield block, int(block.indptr[done])
+            done = block.num_targets
+
+
+@dataclass
+class SampledLoader:
+    """The batches of `batches`, epoch after epoch: each iteration is another epoch, and may run beside others."""
+
+    graph: Graph
+    feed: Callable[[], SampledFeed]
+    steps: int
+    seed: int
+    dtype: torch.dtype
+    backend_of: BackendOf
+    epoch: int = 0
+    """Number of the next iteration. Draws are named by it: set it to continue where another loop ended."""
+    _idle: list[SampledFeed] = field(default_factory=list, init=False, repr=False)
+
+    def __len__(self) -> int:
+        """Return the batches of an epoch."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[SampledBatch]:
+        number, self.epoch = self.epoch, self.epoch + 1
+        return self._batches(number)
+
+    def _batches(self, number: int) -> Iterator[SampledBatch]:
+        # A feed has the memory and threads of one iteration; another one that runs beside it has a feed of its own.
+        feed = self._idle.pop() if self._idle else self.feed()
+        for step, batch in enumerate(feed.epoch(self.seed, number), start=number * self.steps):
+            yield self._on_device(batch, feed.stack, step)
+        self._idle.append(feed)
+
+    def _on_device(self, batch: Batch, stack: Stack, step: int) -> SampledBatch:
+        """The batch on the device, but for edges: blocks bring these when they are used."""
+        upload, features, scales = self.backend_of(self.dtype, 1).upload, batch.features, batch.scales or {}
+        ids, labels = upload(batch.rows[stack.blocks[0].sources]), self._labels(batch.rows[stack.seeds])
+        shared = self.graph, self.dtype, self.backend_of, upload(np.array([self.seed, step])), itertools.count(1)
+        blocks = tuple(
+            SampledBlock(
+                batch.edges[b], ids[: batch.rows[b.sources].size], (scales[b.targets], scales[b.sources]), *shared
+            )
+            for b in stack.blocks
+        )
+        assert features is not None  # which this room's feeds gather
+        return SampledBatch(ids, features.to(ids.device), None if labels is None else labels.to(ids.device), blocks)
+
+    def _labels(self, ids: npt.NDArray[np.int64]) -> Tensor | None:
+        labels, task = self.graph.labels, self.graph.task
+        if labels is None:
+            return None
+        found = torch.from_numpy(labels.array()[ids])
+        numbers = found.long() if task == "classes" else found.to(self.dtype)
+        return torch.where(found < 0, torch.nan, numbers) if task == "labels" else numbers
+
+
+def batches(
+    graph: Graph,
+    seeds: Any,
+    *,
+    fanout: Sequence[int | str],
+    batch: int = 1024,
+    seed: int = 1,
+    draw: str = "uniform",
+    weights: str = "unbiased",
+    norm: Norm = "none",
+    self_loops: bool = False,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    ahead: int = 2,
+    precision: str = "fp32",
+    device: str = "cpu",
+    threads: int = 0,
+    backend_of: BackendOf | None = None,
+) -> SampledLoader:
+    """Return the batches of an epoch, to be iterated epoch after epoch, for a training loop of your own.
+
+    Each iteration draws anew; draws are named by seed and step, so that two loops with one seed read the same batches,
+    whatever `ahead` and `threads` are.
+
+    Cost: 12 bytes for each vertex if there is a norm; memory for ahead + 1 batches while an iteration runs.
+
+    Args:
+        graph: A graph with features from `mggcn.load`.
+        seeds: "train", "val", "test" or another split of the graph, vertices int (B,), each once, or a mask bool (N,).
+        fanout: In-neighbours that are drawn of each row, a number for each layer, that of the layer next to the output
+            first; -1 or "all": every one.
+        batch: Seeds of a batch.
+        seed: Of order and draws.
+        draw: "uniform", "replace", "weight", "labor" or "labor-one", as `sample.draw`.
+        weights: What a drawn edge counts in `aggregate`: "unbiased", "mean" or "block", as `sample.weights`.
+        norm: S_r and S_c of `aggregate`, as `run` takes it.
+        self_loops: Give every row an edge from itself, which is never drawn.
+        shuffle: Whether each epoch has an order of its own; False keeps the order of the seeds.
+        drop_last: Leave out the last batch if it is smaller than the others.
+        ahead: Batches that threads draw and gather beside the loop; 0: none.
+        precision: "fp32", "fp64" or "bf16".
+        device: "cpu" or "cuda": where batches are when they are given.
+        threads: Threads of the CPU's kernels; 0 takes as many as torch.
+        backend_of: Kernels other than the device's own, for tests.
+
+    Raises:
+        ConfigError: A setting is unknown or does not fit.
+        GraphError: The graph has no features or no such split, or seeds are no vertices, none, or repeat.
+
+    Examples:
+        >>> edges, x = np.array([[0, 1, 2], [1, 2, 0]]), np.eye(3, dtype=np.float32)
+        >>> loader = mggcn.nn.batches(mggcn.load(edges, features=x), [2, 0], fanout=[1], batch=2, shuffle=False)
+        >>> for batch in loader:
+        ...     print(batch.ids.tolist(), mggcn.nn.aggregate(batch.x, batch.blocks[0]).tolist())
+        [2, 0, 1] [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    if not isinstance(graph, Graph):
+        raise GraphError(f"expected a graph from mggcn.load(...), got {type(graph).__name__}")
+    given: dict[str, Any] = {"fanout": fanout, "batch": batch, "draw": draw, "weights": weights}
+    sample = SampleConfig(**given, drop_last=drop_last, ahead=ahead)
+    sharing = Sharing(norm=norm, self_loops=self_loops, precision=precision, device=device, threads=threads, seed=seed)
+    order = Seeds(seeds_of(graph, seeds), sample.batch, drop_last, shuffle=shuffle)
+    adj_t, draws, real = graph.untyped().adj_t, draws_of(sample), scale_dtype(precision)
+    weighted, n = adj_t.values is not None, graph.num_vertices
+    capacities = bounds(order.most, draws, num_vertices=n, num_edges=adj_t.nnz, self_loops=self_loops)
+    plan = SlotPlan(draws=draws, capacities=capacities, num_vertices=n, places=weighted)
+    sampler = Sampler(adj_t, draws, self_loops=self_loops)
+    rows = GatheredRows(FeatureReader(graph, whole_graph(n), 0, False), None, DTYPES[STORAGE[precision]])
+    values = EdgeValues(adj_t, sample, self_loops=self_loops, corrected=True, stored=weighted, real=real)
+    cores = threads_of(sharing.config(1, "auto").run)
+    scales = norm_scales(graph, norm, self_loops=self_loops, threads=cores, real=real)
+
+    def feed() -> SampledFeed:
+        stack = hops_of(capacities)
+        return SampledFeed(stack, sampler, plan, order, 0, values, lambda: rows, scales, sample.ahead, keep=True)
+
+    backend_of = backend_of or backends(device, threads, max(size.edges for size in capacities))
+    return SampledLoader(graph, feed, order.num_steps, seed, DTYPES[STORAGE[precision]], backend_of)
+
+
+def seeds_of(graph: Graph, seeds: Any) -> npt.NDArray[np.int64]:
+    """Return the seeds that a split, ids or a mask name. Raises: GraphError."""
+    if isinstance(seeds, str):
+        if seeds not in graph.splits:
+            known = ", ".join(graph.splits) or "none"
+            raise GraphError(f"{graph.name} has no split {seeds!r}; it has {known}: name one, or give ids or a mask")
+        given = np.asarray(graph.splits[seeds].array()[0])
+    else:
+        given = np.array(to_numpy(seeds))
+    if given.dtype == np.bool_ and given.shape == (graph.num_vertices,):
+        given = np.flatnonzero(given)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise GraphError(
+            f"seeds must be a split's name, ids of one dimension or a mask of {graph.num_vertices} vertices, got "
+            f"{given.dtype} of shape {given.shape}"
+        )
+    if not given.size:
+        raise GraphError("there are no seeds; give one vertex or more")
+    if given.min() < 0 or given.max() >= graph.num_vertices:
+        wrong = given[(given < 0) | (given >= graph.num_vertices)][0]
+        raise GraphError(f"seeds must be vertices 0 .. {graph.num_vertices - 1}, got {wrong}")
+    ids, counts = np.unique(given, return_counts=True)
+    if ids.size < given.size:
+        raise GraphError(f"vertex {ids[counts > 1][0]} is twice among the seeds; give each vertex once")
+    return np.asarray(given, np.int64)
