@@ -5,7 +5,7 @@ N vertices, T training vertices, B of a step, P ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ class Seeds:
     drop_last: bool = False
     owner: npt.NDArray[np.uint16] | None = None
     ranks: int = 1
-    shuffle: bool = True
+    shuffle: bool = field(default=True, kw_only=True)
 
     @property
     def num_steps(self) -> int:

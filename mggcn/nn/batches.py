@@ -66,7 +66,7 @@ class SampledBatch:
     @functools.cached_property
     def edge_index(self) -> Tensor:
         """Sources and targets of rows, int64 (2, E), for layers that all run over all rows: of each row the edges of the
-        hop that reached it first.
+        hop that reached it first. What further draws of a nearer row reached stays apart: no row reads it.
         """
         return torch.cat([block.edge_index()[:, first:] for block, first in self._hops()], 1)
 
@@ -85,7 +85,7 @@ class SampledBatch:
             done = block.num_targets
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SampledLoader:
     """The batches of `batches`, epoch after epoch: each iteration is another epoch, and may run beside others."""
 
@@ -118,10 +118,11 @@ class SampledLoader:
         """The batch on the device, but for edges: blocks bring these when they are used."""
         upload, features, scales = self.backend_of(self.dtype, 1).upload, batch.features, batch.scales or {}
         ids, labels = upload(batch.rows[stack.blocks[0].sources]), self._labels(batch.rows[stack.seeds])
-        shared = self.graph, self.dtype, self.backend_of, upload(np.array([self.seed, step])), itertools.count(1)
+        shared: dict[str, Any] = {"graph": self.graph, "dtype": self.dtype, "backend_of": self.backend_of}
+        shared |= {"clock": upload(np.array([self.seed, step])), "sites": itertools.count(1)}
         blocks = tuple(
             SampledBlock(
-                batch.edges[b], ids[: batch.rows[b.sources].size], (scales[b.targets], scales[b.sources]), *shared
+                batch.edges[b], ids[: batch.rows[b.sources].size], (scales[b.targets], scales[b.sources]), **shared
             )
             for b in stack.blocks
         )
@@ -214,7 +215,8 @@ def batches(
         return SampledFeed(stack, sampler, plan, order, 0, values, lambda: rows, scales, sample.ahead, keep=True)
 
     backend_of = backend_of or backends(device, threads, max(size.edges for size in capacities))
-    return SampledLoader(graph, feed, order.num_steps, seed, DTYPES[STORAGE[precision]], backend_of)
+    dtype = DTYPES[STORAGE[precision]]
+    return SampledLoader(graph=graph, feed=feed, steps=order.num_steps, seed=seed, dtype=dtype, backend_of=backend_of)
 
 
 def seeds_of(graph: Graph, seeds: Any) -> npt.NDArray[np.int64]:

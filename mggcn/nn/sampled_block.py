@@ -36,6 +36,7 @@ class SampledBlock:
         edges: BlockEdges,
         ids: Tensor,
         scales: tuple[Scales, Scales],
+        *,
         graph: Graph,
         dtype: torch.dtype,
         backend_of: BackendOf,
