@@ -128,6 +128,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     batch: int | Literal["all"]
     fanout: int | Literal["all"] | Sequence[int | Literal["all"]]
     draw: Literal["uniform", "replace", "weight", "labor", "labor-one"]
+    by_type: bool
     weights: Literal["unbiased", "mean", "block"]
     drop_last: bool
     plan: Literal["auto", "bound", "run"]

@@ -58,7 +58,7 @@ def sampled_feed(config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: 
     """Return the feed of one rank. owner uint16 (N,): the rank of each vertex. Cost: a sweep over the edges for degrees."""
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
     assert stack is not None
-    adj_t, dtype = graph.untyped().adj_t, STORAGE[run.precision]
+    adj_t, dtype = graph.adj_t, STORAGE[run.precision]
     real = np.dtype(scale_dtype(run.precision))
     values = EdgeValues(
         adj_t,
@@ -67,6 +67,7 @@ def sampled_feed(config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: 
         corrected=not model.attends and not (model.kind == "sage" and model.aggregator == "max"),
         stored=reads_weights(config, graph),
         real=real,
+        typed=plan.ranks[rank].values.typed,
     )
     reader = FeatureReader(graph, whole_graph(graph.num_vertices), 0, config.data.row_normalize)
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)

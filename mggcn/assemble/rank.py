@@ -182,6 +182,7 @@ def _loader(context: _RankContext, runtime: RankRuntime, stack: Stack) -> BatchL
         col_scale=scale[1],
         target=lambda ids, seeds: batch_target(backend, graph, ids, seeds, whole, config.train, options.dtype),
         dtype=context.rank_plan.sizes.dtype,
+        typed=context.rank_plan.values.typed,
     )
 
 

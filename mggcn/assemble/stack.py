@@ -39,7 +39,7 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     ):
         return bound
     slots = dataclasses.replace(slot_plan(config, shape, bound, 0), places=False)
-    sampler = Sampler(graph.untyped().adj_t, slots.draws, self_loops=config.model.self_loops)
+    sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run = Slot(slots), seeds_of(config, graph, owner), config.run
     most = [(0, 0)] * len(bound.blocks)
     for number in range(DRAWN):

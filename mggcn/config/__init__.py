@@ -279,6 +279,11 @@ class Config:
                 "alone; choose bound or auto",
             )
             _require(
+                model.typed or not sample.by_type,
+                f"sample.by_type draws neighbours of each relation, which model.kind {model.kind} does not tell apart; "
+                "leave it out, or choose rgcn",
+            )
+            _require(
                 self.run.strategy != "delayed",
                 "run.strategy delayed keeps sums of the whole graph's epochs, and batches have none; choose halo",
             )

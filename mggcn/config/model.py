@@ -191,6 +191,11 @@ class ModelConfig:
         return (self.out_heads or self.heads) if last else self.heads
 
     @property
+    def typed(self) -> bool:
+        """Whether the model reads the types of edges."""
+        return self.kind == "rgcn"
+
+    @property
     def attends(self) -> bool:
         """Whether the model has attention over neighbours."""
         return self.kind in ("gat", "gatv2")

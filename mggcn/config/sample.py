@@ -24,6 +24,8 @@ class SampleConfig:
     an edge the sooner, and the edges drawn then count alike, as much as all of the vertex's edges do; labor: LABOR-0 (Balin
     and Catalyurek 2023), a random number for each vertex, the same for all that may draw it, so that fewer are drawn;
     labor-one: the same number in every layer."""
+    by_type: bool = False
+    """For model.kind rgcn: draw so many in-neighbours of each relation, instead of so many whatever their relation."""
     weights: Literal["unbiased", "mean", "block"] = "unbiased"
     """What a drawn edge counts, beside its part of the whole graph's normalisation. unbiased: one over the chance of being
     drawn, so that a sum over neighbours has the whole graph's as its expectation; mean: as much as makes the edges drawn of

@@ -27,12 +27,14 @@ Scales: TypeAlias = tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]
 class BlockEdges:
     """The in-edges of each target: indptr int64 (T + 1,), indices int32 (E,), places among the sources; values (E,), None
     if all are one. transposed: the out-edges of each source, in the order of targets; None: whoever needs them makes them.
+    types: uint8 or uint16 (E,), the relation of each edge; None: the model reads none.
     """
 
     indptr: npt.NDArray[np.int64]
     indices: npt.NDArray[np.int32]
     values: npt.NDArray[Any] | None = None
     transposed: BlockEdges | None = None
+    types: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +84,8 @@ class Batch:
                 )
             if edges.values is not None and edges.values.shape != (count,):
                 raise PlanError(f"block {block.name!r} has {count} edges and {edges.values.size} values")
+            if edges.types is not None and edges.types.shape != (count,):
+                raise PlanError(f"block {block.name!r} has {count} edges and {edges.types.size} types")
             if edges.indices.size and not 0 <= edges.indices.min() <= edges.indices.max() < sources.size:
                 raise PlanError(f"block {block.name!r} has an edge from outside its {sources.size} sources")
 

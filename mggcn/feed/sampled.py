@@ -24,6 +24,7 @@ from mggcn.config import SampleConfig
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.relation_means import RelationMeans
 from mggcn.feed.seeds import Seeds
 from mggcn.graph.csr import CSR
 from mggcn.partition.rows.tiles import scales
@@ -56,21 +57,30 @@ class EdgeValues:
     """What drawn edges count. real: the type of values.
 
     corrected: whether sums over neighbours read values, which then stand for the edges that were not drawn; stored: whether
-    they read the weights of edges.
+    they read the weights of edges; typed: whether they are means over the neighbours of each relation.
     """
 
     def __init__(
-        self, adj_t: CSR, sample: SampleConfig, *, self_loops: bool, corrected: bool, stored: bool, real: npt.DTypeLike
+        self,
+        adj_t: CSR,
+        sample: SampleConfig,
+        *,
+        self_loops: bool,
+        corrected: bool,
+        stored: bool,
+        real: npt.DTypeLike,
+        typed: bool = False,
     ) -> None:
         self.sample, self.real = sample, real
-        self.needed: bool = stored or (corrected and sample.weights != "block")
+        self.relations: RelationMeans | None = RelationMeans(adj_t, sample) if typed else None
+        self.needed: bool = stored or typed or (corrected and sample.weights != "block")
         """Whether edges of a batch have values at all."""
         by_weight = sample.draw == "weight"
         weights = adj_t.values if stored or by_weight else None
         self._arrays = adj_t.indptr.array(), adj_t.indices.array(), None if weights is None else weights.array()
         whole = sample.weights == "mean" or (sample.weights == "unbiased" and not sample.draw.startswith("labor"))
         self._drawn = corrected
-        self._flags = int(self_loops), int(corrected and whole), int(by_weight)
+        self._flags = int(self_loops), int(corrected and whole and not (typed and sample.by_type)), int(by_weight)
 
     def write(self, ids: Vector, hop: DrawnHop, out: Vector) -> None:
         """Write the values (E,) of a hop's edges; ids (T,): its targets."""
@@ -205,16 +215,22 @@ class SampledFeed:
 
     def _edges(self, drawn: Drawn, number: int, place: _Place) -> BlockEdges:
         hop, back = drawn.hops[number], None
+        types = types_t = None
         values = place.values[number][: hop.indices.size] if self._values.needed else None
         if values is not None:
-            self._values.write(drawn.ids[: drawn.sizes[number]], hop, values)
+            targets = drawn.ids[: drawn.sizes[number]]
+            self._values.write(targets, hop, values)
+            if self._values.relations is not None:
+                types = self._values.relations.write(targets, hop, values)
         if hop.transposed is not None:
             indptr_t, indices_t, order = hop.transposed
             values_t = None
             if values is not None:
                 values_t = np.take(values, order, out=place.values_t[number][: order.size], mode="clip")
-            back = BlockEdges(indptr_t, indices_t, values_t)
-        return BlockEdges(hop.indptr, hop.indices, values, back)
+            if types is not None:
+                types_t = types[order]
+            back = BlockEdges(indptr_t, indices_t, values_t, types=types_t)
+        return BlockEdges(hop.indptr, hop.indices, values, back, types)
 
     def _scales(self, rows: dict[RowSet, Vector], edges: Any, drawn: Drawn, place: _Place) -> dict[RowSet, Scales]:
         """Return S_r and S_c of every row set: of the whole graph, or of the degrees in the batch."""

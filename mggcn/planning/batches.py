@@ -25,7 +25,8 @@ def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nby
         f"{steps:,} step{'s' * (steps > 1)} an epoch; a rank has at most"
     ]
     for block, size, fanout in zip(reversed(stack.blocks), reversed(stack.capacities), sample.fanout, strict=True):
-        drawn = "all in-neighbours" if fanout < 0 else f"{fanout} in-neighbours a row"
+        of = " of each relation" * sample.by_type
+        drawn = "all in-neighbours" if fanout < 0 else f"{fanout} in-neighbours{of} a row"
         lines.append(
             f"  {block.name}: {size.targets:,} rows from {size.sources:,}, {size.edges:,} edges ({drawn}, {sample.draw})"
         )
@@ -46,7 +47,7 @@ def stack_of(config: Config, shape: GraphShape) -> Stack | None:
     seeds = min(sample.batch, shape.num_training or shape.num_vertices)
     capacities = bounds(
         -(-seeds // config.run.ranks),
-        draws_of(config.sample),
+        draws_of(config.sample, shape.num_relations),
         num_vertices=shape.num_vertices,
         num_edges=shape.num_edges,
         self_loops=config.model.self_loops,
@@ -54,10 +55,12 @@ def stack_of(config: Config, shape: GraphShape) -> Stack | None:
     return hops_of(capacities)
 
 
-def draws_of(sample: SampleConfig) -> Draws:
-    """Return how in-neighbours are drawn."""
+def draws_of(sample: SampleConfig, num_relations: int = 0) -> Draws:
+    """Return how in-neighbours are drawn. num_relations: of the edges, which sample.by_type draws apart."""
     by: By = "uniform" if sample.draw == "replace" else sample.draw
-    return Draws(fanouts=sample.fanout, by=by, replace=sample.draw == "replace")
+    by_type = sample.by_type and num_relations
+    fanouts = tuple((count,) * num_relations if by_type else count for count in sample.fanout)
+    return Draws(fanouts=fanouts, by=by, replace=sample.draw == "replace")
 
 
 def hops_back(training: Graph, stack: Stack) -> int:
@@ -70,10 +73,10 @@ def hops_back(training: Graph, stack: Stack) -> int:
 def slot_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> SlotPlan:
     """Return what the memory of a drawn batch depends on. back: hops that are transposed, as `hops_back`."""
     return SlotPlan(
-        draws=draws_of(config.sample),
+        draws=draws_of(config.sample, shape.num_relations),
         capacities=tuple(reversed(stack.capacities)),
         num_vertices=shape.num_vertices,
-        places=shape.weighted,
+        places=shape.weighted or config.model.typed,
         transposed=back,
     )
 
@@ -83,8 +86,9 @@ def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> in
 
     back: as for `slot_plan`.
     """
-    real, inputs = ITEM_BYTES[REAL[config.run.precision]], stack.capacities[0].sources
+    inputs, real = stack.capacities[0].sources, ITEM_BYTES[REAL[config.run.precision]]
+    edge = real + (4 if config.model.typed else 0)  # a type, as it is stored and as it is looked up
     features = BufferSpec("", inputs, shape.num_features, STORAGE[config.run.precision]).nbytes
-    values = real * sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(stack.capacities)))
+    values = edge * sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(stack.capacities)))
     one = slot_plan(config, shape, stack, back).nbytes + values + features + (4 + 2 * real) * inputs
     return (config.sample.ahead + 1) * one

@@ -13,7 +13,6 @@ from mggcn.aggregate.base import Strategy
 from mggcn.aggregate.local import LocalPlan
 from mggcn.blocks.block import OWNED, WHOLE, Block, Stack
 from mggcn.config import Config
-from mggcn.errors import PlanError
 from mggcn.memory.device import DEVICES, OPERAND, STORAGE
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputShape
@@ -79,8 +78,6 @@ class RunDecisions:
                 compared=stack is not None and config.sample.compare_gradient > 0,
             ),
         )
-        if stack is not None and values.typed:
-            raise PlanError("batches have no types of edges yet; train a model with relations on the whole graph")
         aggregates = values.aggregates if stack is None else ()
         required = choose_rows(run, aggregates, stats, strategy, values.reads_all)
         smaller = block_stats(required, stats)

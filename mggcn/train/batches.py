@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.local import LocalBlock
+from mggcn.aggregate.relations import upload_tile
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.errors import PlanError
@@ -24,6 +25,7 @@ from mggcn.feed.batch import Batch, BlockEdges
 from mggcn.feed.features import FeatureReader
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.runtime import Rows, Target
+from mggcn.partition.rows.tiles import Tile
 from mggcn.train.runtime import DTYPES, RankRuntime
 
 Vector = npt.NDArray[Any]
@@ -43,6 +45,8 @@ class BatchLoader:
     col_scale: Vector | None
     target: Callable[[Vector, Vector], Target]
     dtype: str
+    typed: bool
+    """Whether the model reads the types of edges."""
 
     def load(self, batch: Batch) -> None:
         """Make the training program run over this batch. Raises: PlanError if the plan has no room for it."""
@@ -57,6 +61,10 @@ class BatchLoader:
             aggregation = train.aggregations[block]
             if not isinstance(aggregation, LocalBlock):
                 raise PlanError(f"block {block.name!r} does not take edges from a batch")
+            if self.typed and edges.types is None:
+                raise PlanError(
+                    f"the model has weights for each relation, and edges of block {block.name!r} have no types"
+                )
             num_sources = batch.rows[block.sources].size
             aggregation.load(*_matrices(backend, edges, num_sources, self._real, aggregation))
         counts = {name: ids.size for name, ids in batch.rows.items()}
@@ -108,6 +116,10 @@ def _matrices(
 
 def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like: Sparse | None) -> Sparse:
     values = None if edges.values is None else edges.values.astype(dtype, copy=False)
+    if edges.types is not None:
+        # Entries are put in the order of their relations, in place: the feed's arrays stay as they are.
+        own = None if values is None else values.copy()
+        return upload_tile(backend, Tile(edges.indptr, edges.indices.copy(), own, edges.types))
     return backend.sparse(edges.indptr, edges.indices, values, like)
 
 
@@ -115,5 +127,5 @@ def _transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:
     places = np.arange(1, edges.indices.size + 1)
     shape = edges.indptr.size - 1, num_sources
     found = sp.csr_array((places, edges.indices, edges.indptr), shape).tocsc()
-    values = None if edges.values is None else edges.values[found.data - 1]
-    return BlockEdges(found.indptr.astype(np.int64), found.indices.astype(np.int32), values)
+    values, types = (None if of is None else of[found.data - 1] for of in (edges.values, edges.types))
+    return BlockEdges(found.indptr.astype(np.int64), found.indices.astype(np.int32), values, types=types)

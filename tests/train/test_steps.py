@@ -17,7 +17,7 @@ from mggcn.assemble.rank import Rank
 from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.backend.epoch_end import LOSS
 from mggcn.blocks.block import Stack
-from mggcn.config import Config, ModelConfig
+from mggcn.config import Config
 from mggcn.errors import DivergedError, GraphError, PlanError, RunError
 from mggcn.feed.batch import Batch
 from mggcn.graph.csr import ArrayRows
@@ -28,7 +28,6 @@ from mggcn.train.log import RunLog
 from mggcn.train.loop import Stop
 from tests.feed.test_blocks import Drawn, config_of, graph_of
 from tests.graphs import on_ranks
-from tests.model.test_rgcn import typed_graph
 
 STEPS, EPOCHS = 6, 4
 MODEL = {"kind": "gcn", "dropout": 0.4}
@@ -271,8 +270,14 @@ def test_seeds_without_labels_are_refused() -> None:
         )
 
 
-def test_relations_need_the_whole_graph() -> None:
-    """Fails if a model with types of edges is planned over blocks, which hold none."""
-    config = dataclasses.replace(config_of(1, MODEL), model=ModelConfig(kind="rgcn", hidden=(6,)))
-    with pytest.raises(PlanError, match="batches have no types of edges"):
-        on_ranks(config, typed_graph("random"), lambda rank: None, feed_of=lambda r: Drawn(graph_of(), r, 1))
+def test_relations_need_types() -> None:
+    """Fails if a model with types of edges is run over blocks that hold none."""
+    graph = graph_of()
+    types, ones = np.zeros(graph.num_edges, np.uint8), np.ones(graph.num_edges, np.float32)
+    adj, adj_t = (
+        dataclasses.replace(matrix, types=ArrayRows(types), type_degrees=ArrayRows(ones))
+        for matrix in (graph.adj, graph.adj_t)
+    )
+    graph, config = dataclasses.replace(graph, adj=adj, adj_t=adj_t, num_relations=1), config_of(1, {"kind": "rgcn"})
+    with pytest.raises(PlanError, match="edges of block 'above' have no types"):
+        on_ranks(config, graph, lambda rank: rank.trainer.step(0), feed_of=lambda r: Drawn(graph, r, 1))

@@ -1,0 +1,186 @@
+"""R-GCN on batches: its gradients are those of the means over what was drawn, and with all neighbours the whole graph's."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from mggcn.assemble.rank import Rank
+from mggcn.config import Config, SampleConfig
+from mggcn.errors import ConfigError, PlanError
+from mggcn.feed.batch import Batch, BlockEdges
+from mggcn.graph.csr import Graph
+from tests.feed.test_blocks import config_of
+from tests.feed.test_sampled import ALL, grads_of, step_of
+from tests.graphs import on_ranks
+from tests.model.test_rgcn import typed_graph
+
+RELATIONS = 5
+MODEL: dict[str, Any] = {"kind": "rgcn", "hidden": (6,), "bases": 3}
+
+
+def sampled(ranks: int, fanout: tuple[int, ...] = (3, 2), **sample: Any) -> Config:
+    settings: dict[str, Any] = {"batch": 14, "fanout": fanout} | sample
+    return dataclasses.replace(config_of(ranks, MODEL), sample=SampleConfig(**settings))
+
+
+def dense_relations(graph: Graph) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """The weights of edges by relation (R, N, N), a row for each target, and where there are edges."""
+    adj_t, n = graph.adj_t, graph.num_vertices
+    assert adj_t.types is not None
+    rows = np.repeat(np.arange(n), np.diff(adj_t.indptr.array()))
+    out = np.zeros((RELATIONS, n, n))
+    at = (adj_t.types.array(), rows, adj_t.indices.array())
+    out[at] = 1.0 if adj_t.values is None else adj_t.values.array()
+    there = np.zeros(out.shape, bool)
+    there[at] = True
+    return out, there
+
+
+def means(graph: Graph, config: Config, targets: Any, sources: Any, edges: BlockEdges) -> npt.NDArray[Any]:
+    """The block's means by relation (R, T, S) from the settings' definitions, for draws without repeats."""
+    (weights, there), sample = dense_relations(graph), config.sample
+    assert edges.types is not None
+    out = np.zeros((RELATIONS, targets.size, sources.size))
+    for t, v in enumerate(targets):
+        entries = range(edges.indptr[t], edges.indptr[t + 1])
+        for relation in range(RELATIONS):
+            mine = [e for e in entries if edges.types[e] == relation]
+            total = weights[relation, v].sum()
+            counted = (len(mine), there[relation, v].sum()) if sample.by_type else (len(entries), there[:, v].sum())
+            for e in mine:
+                u = sources[edges.indices[e]]
+                weight = weights[relation, v, u]
+                if sample.weights == "block":
+                    out[relation, t, edges.indices[e]] = weight / sum(
+                        weights[relation, v, sources[edges.indices[k]]] for k in mine
+                    )
+                else:
+                    out[relation, t, edges.indices[e]] = weight / total * counted[1] / counted[0]
+    return out
+
+
+def as_told(edges: BlockEdges, num_sources: int) -> npt.NDArray[Any]:
+    """The block's means by relation (R, T, S) as the feed made them."""
+    assert edges.values is not None
+    out = np.zeros((RELATIONS, edges.indptr.size - 1, num_sources))
+    rows = np.repeat(np.arange(out.shape[1]), np.diff(edges.indptr))
+    out[edges.types, rows, edges.indices] = edges.values
+    return out
+
+
+def reference(config: Config, graph: Graph, found: list[Any], *, told: bool) -> tuple[float, dict[str, Any]]:
+    """Loss and gradients of a step of all ranks by autograd."""
+    p = {name: w.double().clone().requires_grad_() for name, w in found[0]["weights"].items()}
+    labels = graph.labels.array().astype(np.int64)  # type: ignore[union-attr]
+    features = torch.from_numpy(np.asarray(graph.features.array(), np.float64))  # type: ignore[union-attr]
+    with torch.enable_grad():
+        loss = torch.zeros((), dtype=torch.float64)
+        for rank in found:
+            batch, stack = rank["batch"], rank["stack"]
+            x = features[batch.rows[stack.blocks[0].sources]]
+            for layer, block in enumerate(stack.blocks, start=1):
+                targets, sources, edges = batch.rows[block.targets], batch.rows[block.sources], batch.edges[block]
+                a = as_told(edges, sources.size) if told else means(graph, config, targets, sources, edges)
+                w = torch.einsum("rb,bde->rde", p[f"layers.{layer}.coefficients"], p[f"layers.{layer}.bases"])
+                z = torch.einsum("rts,sd,rde->te", torch.from_numpy(a), x, w)
+                z = z + x[: targets.size] @ p[f"layers.{layer}.weight"] + p[f"layers.{layer}.bias"]
+                x = torch.relu(z) if layer == 1 else z
+            wanted = torch.from_numpy(labels[batch.rows[stack.seeds]])
+            loss = loss + torch.nn.functional.cross_entropy(x, wanted, reduction="sum") / batch.seeds.size
+        loss.backward()
+    return float(loss.detach()), {n: np.zeros(v.shape) if v.grad is None else v.grad.numpy() for n, v in p.items()}
+
+
+def compare(config: Config, graph: Graph, *, told: bool = False) -> None:
+    found = on_ranks(config, graph, step_of)
+    loss, expected = reference(config, graph, found, told=told)
+    assert found[0]["loss"] == pytest.approx(loss, rel=1e-10)
+    for key, gradient in expected.items():
+        atol = 1e-10 * (np.abs(gradient).max() or 1)
+        np.testing.assert_allclose(found[0]["grads"][key], gradient, atol=atol, err_msg=key)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("by_type", [False, True])
+@pytest.mark.parametrize("weights", ["unbiased", "block"])
+@pytest.mark.parametrize("kind", ["random", "weighted"])
+def test_gradients_of_a_batch(kind: str, weights: str, by_type: bool, ranks: int) -> None:
+    """Fails if an edge is of another relation, counts otherwise than its definition says, or a gradient is lost."""
+    compare(sampled(ranks, weights=weights, by_type=by_type), typed_graph(kind, RELATIONS))
+
+
+@pytest.mark.parametrize("by_type", [False, True])
+@pytest.mark.parametrize("draw", ["replace", "labor", "labor-one", "weight"])
+def test_gradients_of_every_draw(draw: str, by_type: bool) -> None:
+    """Fails if a way to draw gives another gradient than autograd over the same batch."""
+    compare(sampled(1, draw=draw, by_type=by_type), typed_graph("weighted", RELATIONS), told=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["random", "weighted", "star"])
+def test_all_neighbours_give_the_whole_graphs_gradient(kind: str, ranks: int) -> None:
+    """Fails if neighbours, their relations or what they count are not all of the whole graph's."""
+    graph = typed_graph(kind, RELATIONS)
+    whole = dataclasses.replace(config_of(ranks, MODEL), sample=SampleConfig())
+    for by_type, weights in itertools.product((False, True), ("unbiased", "block")):
+        batches = sampled(ranks, (60, ALL), batch=1000, by_type=by_type, weights=weights)
+        found = [
+            on_ranks(config, graph, lambda rank: (rank.trainer.gradients(0), grads_of(rank)))[0]
+            for config in (batches, whole)
+        ]
+        assert found[0][0] == pytest.approx(found[1][0], rel=1e-10)
+        for key, gradient in found[1][1].items():
+            atol = 1e-10 * (np.abs(gradient).max() or 1)
+            np.testing.assert_allclose(found[0][1][key], gradient, atol=atol, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "draw", "by_type"),
+    [
+        ("random", "uniform", False),
+        ("weighted", "uniform", True),
+        ("random", "replace", True),
+        ("random", "labor", True),
+    ],
+)
+def test_the_mean_of_many_draws_is_the_mean_over_all_neighbours(kind: str, draw: str, by_type: bool) -> None:
+    """Fails if an unbiased estimate of a relation's mean is biased, such as by relations of which none is drawn."""
+    graph, count = typed_graph(kind, RELATIONS), 800
+    config = sampled(1, (2, 2), batch=1000, draw=draw, by_type=by_type)
+
+    def estimates(rank: Rank) -> Any:
+        block = rank.feed.stack.blocks[-1]  # type: ignore[union-attr]
+        sums, squares = np.zeros((2, RELATIONS, graph.num_vertices, graph.num_vertices))
+        for step in range(count):
+            batch: Batch = next(rank.feed.epoch(7, step))
+            sources, found = batch.rows[block.sources], np.zeros((RELATIONS, graph.num_vertices, graph.num_vertices))
+            at = np.ix_(np.arange(RELATIONS), batch.rows[block.targets], sources)
+            found[at] = as_told(batch.edges[block], sources.size)
+            sums, squares = sums + found, squares + found**2
+        return sums / count, squares / count
+
+    ((mean, square),) = on_ranks(config, graph, estimates)
+    weights, _ = dense_relations(graph)
+    total = weights.sum(2, keepdims=True)
+    exact = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+    exact[:, graph.splits["train"].array()[0] == 0] = 0
+    spread = np.sqrt(np.maximum(square - mean**2, 0) / count)
+    random = spread > 1e-9
+    np.testing.assert_allclose(mean[~random], exact[~random], atol=1e-6)
+    scores = ((mean - exact)[random] / spread[random]) ** 2
+    assert scores.mean() == pytest.approx(1.0, abs=0.35)
+
+
+def test_what_has_no_types_is_refused() -> None:
+    """Fails if draws of each relation are planned for a model or a graph that has none."""
+    with pytest.raises(ConfigError, match=r"sample.by_type draws neighbours of each relation"):
+        dataclasses.replace(config_of(1, {"kind": "gcn"}), sample=SampleConfig(batch=8, fanout=(2, 2), by_type=True))
+    with pytest.raises(PlanError, match="the graph's edges have no types"):
+        on_ranks(sampled(1, by_type=True), typed_graph("random").untyped(), lambda rank: None)
