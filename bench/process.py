@@ -44,19 +44,23 @@ def memory() -> dict[str, int]:
 
 
 def held(pid: int | str = "self") -> dict[str, int]:
-    """Bytes of a process and of those that it has started: anonymous, shared, and pages of files that are mapped.
+    """Bytes of a process and of those that it has started: anonymous, shared, and pages of files that one of them maps.
 
-    What several of them share counts once. What has ended meanwhile counts as nothing.
+    Memory that several of them share counts once. What has ended meanwhile counts as nothing.
     """
-    found = dict.fromkeys(("Pss_Anon", "Pss_Shmem", "Pss_File"), 0)
+    found = dict.fromkeys(("Pss_Anon", "Pss_Shmem", "RssFile"), 0)
     waiting = [str(pid)]
     while waiting:
         process = Path("/proc", waiting.pop())
         with contextlib.suppress(OSError):
-            for line in (process / "smaps_rollup").read_text().splitlines()[1:]:
-                name, nbytes = line.split(":")
-                if name in found:
-                    found[name] += int(nbytes.split()[0]) * 1024
+            told = [
+                *(process / "smaps_rollup").read_text().splitlines(),
+                *(process / "status").read_text().splitlines(),
+            ]
+            lines = dict(line.split(":", 1) for line in told if line.startswith(tuple(found)))
+            for name, nbytes in lines.items():
+                own = int(nbytes.split()[0]) * 1024
+                found[name] = max(found[name], own) if name == "RssFile" else found[name] + own
             for task in (process / "task").iterdir():
                 waiting += (task / "children").read_text().split()
     return found

@@ -159,7 +159,7 @@ def described(found: Found) -> str:
     if found["part"] == "memory":
         head = ("contender", "anonymous and shared MiB", "shared MiB", "mapped files MiB")
         lines = [
-            [name, *(f"{value / MIB:.0f}" for value in (both(line), line["Pss_Shmem"], line["Pss_File"]))]
+            [name, *(f"{value / MIB:.0f}" for value in (both(line), line["Pss_Shmem"], line["RssFile"]))]
             for name, line in found["bytes"].items()
         ]
     else:

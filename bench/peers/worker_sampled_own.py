@@ -66,7 +66,7 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
     from mggcn.memory.arena import BufferSpec
     from mggcn.planning.batches import slot_plan
 
-    adj_t, slots = graph.adj_t, slot_plan(config, plan.shape, plan.stack)
+    adj_t, slots = graph.adj_t, slot_plan(config, plan.shape, plan.stack, len(plan.stack.blocks))
     values = EdgeValues(adj_t, config.sample, self_loops=False, corrected=False, stored=False, real=np.float32)
     reader = FeatureReader(graph, whole_graph(graph.num_vertices), 0, False)
     rows = plan.stack.capacities[0].sources if job["part"] == "feed" else 0
