@@ -238,7 +238,7 @@ def test_an_interrupted_prepare_goes_on(
     stops = 0
     capsys.readouterr()
     while (code := run_main("prepare", large, tmp_path / "parts", *arguments)) == 130:
-        assert ".parts.prepare stays: the same command continues" in capsys.readouterr().err
+        assert ".parts.prepare stays: run the same command to continue" in capsys.readouterr().err
         assert not (tmp_path / "parts").exists()
         stops += 1
     assert code == 0
