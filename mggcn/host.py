@@ -88,6 +88,22 @@ def process_bytes(name: str, root: Path = Path("/")) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def mapped_bytes(root: Path = Path("/")) -> int:
+    """Return the resident bytes of arrays that are mapped from files (.npy): the system takes them back as it needs."""
+    try:
+        lines = (root / "proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return 0
+    total, array = 0, False
+    for line in lines:
+        first, *rest = line.split(maxsplit=5)
+        if not first.endswith(":"):
+            array = ".npy" in line
+        elif array and first == "Rss:":
+            total += int(rest[0]) * 1024
+    return total
+
+
 def _cgroups(root: Path) -> list[Path]:
     """Return the folders of this process's memory cgroup and of all around it, version 2 and 1.
 

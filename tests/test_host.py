@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mggcn.host import process_bytes, user_cache
+from mggcn.host import mapped_bytes, process_bytes, user_cache
 from tests.cli.runs import run_main
 
 
@@ -55,3 +56,14 @@ def test_the_memory_of_this_process_is_known_without_proc(tmp_path: Path, name: 
         (tmp_path / "proc" / "self" / "status").write_text("Name:\tx\n")
     found = process_bytes(name, Path("/") if proc == "as it is" else tmp_path)
     assert 10 << 20 < found < 1 << 40
+
+
+def test_arrays_mapped_from_files_count_by_their_resident_pages(tmp_path: Path) -> None:
+    """Fails if a page of another file counts, or one of an array does not: such as through a map that nobody has read."""
+    np.save(tmp_path / "array.npy", np.zeros(1 << 20))
+    before = mapped_bytes()
+    array = np.load(tmp_path / "array.npy", mmap_mode="r")
+    unread = mapped_bytes() - before
+    assert float(array.sum()) == 0
+    assert mapped_bytes() - before >= 8 << 20 > unread
+    assert mapped_bytes(tmp_path) == 0

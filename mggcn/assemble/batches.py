@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from mggcn.feed.batch import Scales
 from mggcn.feed.features import FeatureReader
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.sampled import EdgeValues, SampledFeed
-from mggcn.graph.csr import Graph
+from mggcn.graph.csr import CSR, ArrayRows, Graph
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import degrees, scales
-from mggcn.planning.batches import hops_back, slot_plan
+from mggcn.planning.batches import hops_back, is_corrected, reads_weights, slot_plan
 from mggcn.planning.run import RunPlan
 from mggcn.train.runtime import DTYPES
 
@@ -30,9 +31,25 @@ def whole_graph(num_vertices: int) -> Assignment:
     return Assignment(owner, local, (num_vertices,))
 
 
-def reads_weights(config: Config, graph: Graph) -> bool:
-    """Return whether sums over neighbours read values of edges: attention does if they are numbers of parallel edges."""
-    return graph.adj_t.values is not None and (not config.model.attends or graph.repeats == "counted")
+def mapped_once(graph: Graph) -> Graph:
+    """Return the graph with one map of each file that batches read: a page counts once for each map that reads it."""
+
+    def once(found: Any) -> Any:
+        if found is None:
+            return None
+        if isinstance(found, CSR):
+            files = ("indptr", "indices", "values", "types", "type_degrees")
+            return dataclasses.replace(found, **{name: once(getattr(found, name)) for name in files})
+        return ArrayRows(found.array())
+
+    adj_t = once(graph.adj_t)
+    return dataclasses.replace(
+        graph,
+        adj=adj_t if graph.adj is graph.adj_t else graph.adj,
+        adj_t=adj_t,
+        features=once(graph.features),
+        labels=once(graph.labels),
+    )
 
 
 def norm_of(config: Config, graph: Graph, threads: int) -> Scales:
@@ -51,25 +68,26 @@ def norm_scales(graph: Graph, norm: str, *, self_loops: bool, threads: int, real
     whole = whole_graph(graph.num_vertices)
     degree = degrees(graph.untyped().adj_t, whole, 0, self_loops=self_loops, threads=threads)
     row, col = scales(degree, norm)
-    return row.astype(real), None if col is None else col.astype(real)
+    kept = row.astype(real)
+    return kept, kept if col is row else col
 
 
-def sampled_feed(config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: int, threads: int) -> SampledFeed:
-    """Return the feed of one rank. owner uint16 (N,): the rank of each vertex. Cost: a sweep over the edges for degrees."""
+def sampled_feed(
+    config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: int, reader: FeatureReader, norm: Scales
+) -> SampledFeed:
+    """Return the feed of one rank. owner uint16 (N,): the rank of each vertex. norm: norm_of."""
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
     assert stack is not None
     adj_t, dtype = graph.adj_t, STORAGE[run.precision]
-    real = np.dtype(scale_dtype(run.precision))
     values = EdgeValues(
         adj_t,
         sample,
         self_loops=model.self_loops,
-        corrected=not model.attends and not (model.kind == "sage" and model.aggregator == "max"),
-        stored=reads_weights(config, graph),
-        real=real,
+        corrected=is_corrected(config),
+        stored=reads_weights(config, adj_t.values is not None, graph.repeats),
+        real=np.dtype(scale_dtype(run.precision)),
         typed=plan.ranks[rank].values.typed,
     )
-    reader = FeatureReader(graph, whole_graph(graph.num_vertices), 0, config.data.row_normalize)
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
     slots = slot_plan(config, plan.shape, stack, hops_back(plan.ranks[rank].values.training, stack))
     return SampledFeed(
@@ -80,6 +98,6 @@ def sampled_feed(config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: 
         rank,
         values,
         lambda: GatheredRows(reader, spec, DTYPES[dtype]),
-        norm_of(config, graph, threads),
+        norm,
         sample.ahead,
     )

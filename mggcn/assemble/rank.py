@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
-from mggcn.assemble.batches import sampled_feed, whole_graph
+from mggcn.assemble.batches import mapped_once, norm_of, sampled_feed
 from mggcn.assemble.plan import threads_per_rank
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
@@ -27,7 +27,7 @@ from mggcn.comm.gather import refuse_shared
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError
-from mggcn.feed.batch import Batch, Feed, WholeGraph
+from mggcn.feed.batch import Batch, Feed, Scales, WholeGraph
 from mggcn.feed.features import FeatureReader
 from mggcn.feed.labels import read_labels
 from mggcn.graph.csr import Graph
@@ -37,7 +37,6 @@ from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.rows.shard import ShardOptions, build_shard
-from mggcn.partition.rows.tiles import degrees, scales
 from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -144,9 +143,14 @@ def make_rank(
     # A X, once, where X was.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
-    if feed is None and plan.stack is not None:
+    reader = _reader(context)
+    norm: Scales = None, None
+    if plan.stack is not None:
+        norm = norm_of(config, graph, threads_per_rank(config)) if config.model.aggregates else norm
+        graph = mapped_once(graph)
+        reader = dataclasses.replace(reader, graph=graph)
         owner = row_owners(partition).owner
-        feed = sampled_feed(config, graph, plan, owner, comm.rank, threads_per_rank(config))
+        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, reader, norm)
     feed = feed or WholeGraph()
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
@@ -154,7 +158,7 @@ def make_rank(
         runtime.annotate = counted.annotate = record_function
     ranking = _ranking_scores(context, inputs)
     choice = _thread_choice(config, backend, first)
-    load = _unchanged if feed.stack is None else _loader(context, runtime, feed.stack).load
+    load = _unchanged if feed.stack is None else _loader(context, runtime, feed.stack, reader, norm).load
     trainer = RankTrainer(
         config, rank_plan, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice, feed, load
     )
@@ -165,22 +169,23 @@ def _unchanged(batch: Batch) -> None:
     """Leave the whole graph as it is."""
 
 
-def _loader(context: _RankContext, runtime: RankRuntime, stack: Stack) -> BatchLoader:
-    """Return what brings a feed's batches to the device: features and scales of any vertex, targets of seeds."""
-    graph, config, backend = context.graph, context.config, context.backend
-    options, whole = context.shard_options, runtime.inputs.target
-    owners = whole_graph(graph.num_vertices)
-    scale: tuple[Any, Any] = (None, None)
-    if options.aggregates:
-        degree = degrees(graph.adj_t, owners, 0, self_loops=options.self_loops, threads=options.threads)
-        scale = scales(degree, options.norm)
+def _reader(context: _RankContext) -> FeatureReader:
+    """Return what reads features, of this rank or of any vertex."""
+    return FeatureReader(context.graph, context.local_index, context.comm.rank, context.config.data.row_normalize)
+
+
+def _loader(
+    context: _RankContext, runtime: RankRuntime, stack: Stack, reader: FeatureReader, norm: Scales
+) -> BatchLoader:
+    """Return what brings a feed's batches to the device. norm: scales of all vertices, for batches that have none."""
+    graph, config, backend = reader.graph, context.config, context.backend
+    dtype, whole = context.shard_options.dtype, runtime.inputs.target
     return BatchLoader(
         runtime=runtime,
         stack=stack,
-        features=FeatureReader(graph, owners, 0, config.data.row_normalize),
-        row_scale=scale[0],
-        col_scale=scale[1],
-        target=lambda ids, seeds: batch_target(backend, graph, ids, seeds, whole, config.train, options.dtype),
+        features=reader,
+        norm=norm,
+        target=lambda ids, seeds: batch_target(backend, graph, ids, seeds, whole, config.train, dtype),
         dtype=context.rank_plan.sizes.dtype,
         typed=context.rank_plan.values.typed,
     )
@@ -243,7 +248,7 @@ def _read_inputs(context: _RankContext) -> Inputs:
     owners, rank, partition = context.local_index, context.comm.rank, context.partition
     labels = read_labels(graph, owners, rank, partition.owned(rank), config.data, options.dtype)
     shard = build_shard(graph, partition, rank, options, owners)
-    reader = FeatureReader(graph, owners, rank, config.data.row_normalize)
+    reader = _reader(context)
     target, sizes = make_target(backend, graph, labels, config, options.dtype)
     _check_splits(config.train, sizes)
     return load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config), target)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.local import LocalBlock, LocalPlan
-from mggcn.assemble.batches import norm_of, reads_weights, whole_graph
+from mggcn.assemble.batches import norm_of, whole_graph
 from mggcn.assemble.plan import memory_limit, threads_per_rank
 from mggcn.backend.base import KernelBackend, LossTarget
 from mggcn.backend.cpu.backend import CpuBackend
@@ -45,6 +45,7 @@ from mggcn.model.lower import lower
 from mggcn.model.network import Choices, make_values, num_aggregations
 from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs, Rows, Sizes
+from mggcn.planning.batches import reads_weights
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind
 from mggcn.train.targets import ClassTarget
 
@@ -99,7 +100,8 @@ class VertexScorer:
         if self._values.typed:
             raise PlanError("blocks have no types of edges yet: a model with relations is evaluated on the whole graph")
         self._real = np.dtype(scale_dtype(run.precision))
-        adj_t, stored, threads = graph.untyped().adj_t, reads_weights(config, graph), threads_per_rank(config)
+        adj_t, threads = graph.untyped().adj_t, threads_per_rank(config)
+        stored = reads_weights(config, adj_t.values is not None, graph.repeats)
         self._indptr = adj_t.indptr.array()
         self._sampler = Sampler(adj_t, EVERY, self_loops=model.self_loops)
         self._edge_values = EdgeValues(

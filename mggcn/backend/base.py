@@ -299,7 +299,7 @@ class KernelBackend(Protocol):
         ...
 
     def peak_bytes(self) -> int:
-        """Return the peak memory of this process on the device, in bytes (CPU: VmHWM)."""
+        """Return the peak memory of this process on the device, in bytes (CPU: VmHWM without arrays mapped from files)."""
         ...
 
     @property

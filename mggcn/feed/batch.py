@@ -74,11 +74,11 @@ class Batch:
             ):
                 if count > most:
                     raise PlanError(f"block {block.name!r} has {count} {what}, but at most {most} were planned")
-            if not np.array_equal(sources[: targets.size], targets):
+            if not all(np.array_equal(sources[at], targets[at]) for at in _slices(targets.size)):
                 raise PlanError(f"the sources of block {block.name!r} must begin with its targets")
             ends, count = edges.indptr, edges.indices.size
             ascending = ends.shape == (targets.size + 1,) and ends[0] == 0 and ends[-1] == count
-            if not ascending or (np.diff(ends) < 0).any():
+            if not ascending or any((np.diff(ends[at.start : at.stop + 1]) < 0).any() for at in _slices(targets.size)):
                 raise PlanError(
                     f"block {block.name!r} needs {targets.size + 1} row pointers, ascending from 0 to {count}"
                 )
@@ -88,6 +88,11 @@ class Batch:
                 raise PlanError(f"block {block.name!r} has {count} edges and {edges.types.size} types")
             if edges.indices.size and not 0 <= edges.indices.min() <= edges.indices.max() < sources.size:
                 raise PlanError(f"block {block.name!r} has an edge from outside its {sources.size} sources")
+
+
+def _slices(count: int) -> Iterator[slice]:
+    """Yield slices that cover so many rows, of at most 4,096: what looks at one takes little memory."""
+    return (slice(start, min(start + 4096, count)) for start in range(0, count, 4096))
 
 
 class Feed(Protocol):

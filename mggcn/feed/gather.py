@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from mggcn.feed.features import FeatureReader
 
 
+CONVERTED_BYTES = 32 << 10
+"""Bytes of features of another type, or that are normalised, that are gathered at a time."""
+
+
 class GatheredRows:
     """Features of at most spec.rows vertices, padded as rows of the arena. storage: the type of activations.
 
@@ -57,7 +61,12 @@ class GatheredRows:
         if self._sparse is not None:
             return self._from_sparse(*self._sparse, ids, out)
         if source is None:
-            return out.copy_(torch.from_numpy(self._reader.gather(ids)))
+            # A few rows at a time, so that what is converted takes no memory of note.
+            step = max(1, CONVERTED_BYTES // (4 * max(out.shape[1], 1)))
+            for start in range(0, ids.size, step):
+                some = slice(start, start + step)
+                out[some].copy_(torch.from_numpy(self._reader.gather(ids[some])))
+            return out
         np.copyto(index, ids, casting="unsafe")
         kernel = native.kernel("mggcn_gather_rows_", "f32" if out.dtype == torch.float32 else "f32_bf16")
         kernel(source.ctypes.data, source.shape[1], index.ctypes.data, out.data_ptr(), out.stride(0), *out.shape, 1)

@@ -105,6 +105,13 @@ class EdgeValues:
         kernel(ctypes.byref(arguments), out.ctypes.data)
 
 
+def _in_order(values: Vector, order: Vector, out: Vector) -> Vector:
+    """Write values[order], order int32, which NumPy would convert to int64 first."""
+    kernel = native.kernel("mggcn_gather_rows_", "f64" if out.dtype == np.float64 else "f32")
+    kernel(values.ctypes.data, 1, order.ctypes.data, out.ctypes.data, 1, out.size, 1, 1)
+    return out
+
+
 class SampledFeed:
     """Batches of training vertices with what is drawn of their neighbourhoods, of one rank.
 
@@ -226,7 +233,7 @@ class SampledFeed:
             indptr_t, indices_t, order = hop.transposed
             values_t = None
             if values is not None:
-                values_t = np.take(values, order, out=place.values_t[number][: order.size], mode="clip")
+                values_t = _in_order(values, order, place.values_t[number][: order.size])
             if types is not None:
                 types_t = types[order]
             back = BlockEdges(indptr_t, indices_t, values_t, types=types_t)

@@ -15,6 +15,13 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.values import Graph
 from mggcn.planning.shape import GraphShape
 
+SCALE_BYTES = 24
+"""Bytes a vertex while scales are made: degree, scale, and number and owner of the one who reads them."""
+ORDER_BYTES = 56
+"""Bytes a training vertex while an epoch's order is made: ids, keys, their hash and its steps, places, the order."""
+DEGREE_BYTES = 72
+"""Bytes a row of a block for what its degrees are scaled by."""
+
 
 def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nbytes: int) -> list[str]:
     """Describe the batches of an epoch: what each hop has at most on a rank, and the bytes of those on their way."""
@@ -34,7 +41,17 @@ def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nby
         *lines,
         f"  {sample.ahead + 1} batches on their way take {human(nbytes)}; an epoch gathers at "
         f"most {redundancy:.1f} times the graph's features",
+        f"  files of the graph are read in place: up to {human(_mapped_bytes(shape))}, which ranks share, and the system "
+        "takes back as it needs: no part of the peak",
     ]
+
+
+def _mapped_bytes(shape: GraphShape) -> int:
+    """Bytes of the files that batches map: row pointers, columns and weights of edges, features."""
+    edges = 8 * shape.num_vertices + (4 + 4 * shape.weighted) * shape.num_edges
+    if shape.feature_nnz is None:
+        return edges + 4 * shape.num_vertices * shape.num_features
+    return edges + 8 * (shape.num_vertices + shape.feature_nnz)
 
 
 def stack_of(config: Config, shape: GraphShape) -> Stack | None:
@@ -81,14 +98,33 @@ def slot_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> Slo
     )
 
 
+def is_corrected(config: Config) -> bool:
+    """Return whether sums over neighbours read values that stand for the edges that were not drawn."""
+    model = config.model
+    return not model.attends and not (model.kind == "sage" and model.aggregator == "max")
+
+
+def reads_weights(config: Config, weighted: bool, repeats: str) -> bool:
+    """Return whether sums over neighbours read values of edges: attention does if they are numbers of parallel edges."""
+    return weighted and (not config.model.attends or repeats == "counted")
+
+
 def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> int:
     """Return the bytes of the batches on their way on one rank: what is drawn, what it counts, and features.
 
+    Also scales of all vertices and, while they are made, three numbers for each; training vertices and their order.
     back: as for `slot_plan`.
     """
     inputs, real = stack.capacities[0].sources, ITEM_BYTES[REAL[config.run.precision]]
-    edge = real + (4 if config.model.typed else 0)  # a type, as it is stored and as it is looked up
     features = BufferSpec("", inputs, shape.num_features, STORAGE[config.run.precision]).nbytes
-    values = edge * sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(stack.capacities)))
-    one = slot_plan(config, shape, stack, back).nbytes + values + features + (4 + 2 * real) * inputs
-    return (config.sample.ahead + 1) * one
+    valued = reads_weights(config, shape.weighted, shape.repeats) or (
+        is_corrected(config) and config.sample.weights != "block"
+    )
+    edge = real * valued + (4 if config.model.typed else 0)  # a type, as it is stored and as it is looked up
+    edges = sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(stack.capacities)))
+    # Degrees of blocks are counted anew in every step, in double precision.
+    norm = 2 * real if config.sample.weights != "block" else DEGREE_BYTES
+    one = slot_plan(config, shape, stack, back).nbytes + edge * edges + features + (4 + norm) * inputs
+    vertices = shape.num_vertices
+    batches = max((config.sample.ahead + 1) * one, SCALE_BYTES * vertices)
+    return batches + real * vertices + ORDER_BYTES * (shape.num_training or vertices)

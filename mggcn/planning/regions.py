@@ -6,6 +6,7 @@ N vertices, V rows of this rank. Needs no torch.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
@@ -61,6 +62,7 @@ class RankSizes:
 
     rows: V; input: how this rank's is kept.
     forward, backward: the number of matrices of every size for A^T, and for A if those differ.
+    drawn: those among them that each step draws, which on the host lie in the memory of its batch.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
 
@@ -72,6 +74,7 @@ class RankSizes:
     inputs: InputShape
     forward: Mapping[Matrix, int]
     backward: Mapping[Matrix, int]
+    drawn: Mapping[Matrix, int]
     index_bytes: int
     assignment_bytes: int
     figures: Figures
@@ -147,9 +150,12 @@ class RankSizes:
     def _graph_bytes(self) -> int:
         """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""
         weighted, typed = self.shape.weighted or self.values.typed, self.values.typed
-        entry = 4 + (self.item if weighted else 0)
-        matrices = (*self.forward.items(), *self.backward.items())
+        # Of a batch, entries by relation are put in order into memory of their own.
+        entry, drawn = 4 + (self.item if weighted else 0), Counter({} if typed else self.drawn)
+        matrices = (Counter(self.forward) + Counter(self.backward) - drawn).items()
         total = self.index_bytes + sum(count * (m.nnz * entry + (m.rows + 1) * 8) for m, count in matrices)
+        if not DEVICES[self.config.run.device].is_host:
+            total += sum(count * (m.nnz * (4 + self.item) + (m.rows + 1) * 8) for m, count in drawn.items())
         return total + (sum(count * self._by_relation(m).index_bytes for m, count in matrices) if typed else 0)
 
     def _by_relation(self, matrix: Matrix) -> RelationBlocks:

@@ -256,6 +256,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         kind.name: training[kind.block].state(kind.name, op.cols, rank_sizes.operand)
         for op, kind in aggregations(programs.train.ops)
     }
+    drawn = held[:-1] if common.stack is not None else ()
     indices = sum(plan.index_bytes for plan in held)
     assignment = stats.assignment_bytes + set_bytes(training)
     sizes = RankSizes(
@@ -267,6 +268,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         inputs=inputs,
         forward=forward,
         backward=backward,
+        drawn=Counter(matrix for plan in drawn for matrix in (*plan.matrices, *plan.matrices_t)),
         index_bytes=indices,
         assignment_bytes=assignment,
         figures=figures,
@@ -279,7 +281,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
         regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
     if config.sample.batch and common.stack is not None:
-        regions["batches on their way"] = feed_bytes(
+        # Beside them the gradients of a step's parts.
+        regions["batches on their way"] = sizes.gradient_bytes + feed_bytes(
             config, shape, common.stack, hops_back(values.training, common.stack)
         )
     if programs.exact:

@@ -21,7 +21,7 @@ from mggcn.aggregate.relations import upload_tile
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.errors import PlanError
-from mggcn.feed.batch import Batch, BlockEdges
+from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.features import FeatureReader
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.runtime import Rows, Target
@@ -33,7 +33,7 @@ Vector = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLoader:
-    """Loads the batches of a feed. row_scale, col_scale (N,) or None: S_r, S_c of the whole graph.
+    """Loads the batches of a feed. norm: S_r, S_c of the whole graph, (N,) or None.
 
     target: makes that of the seeds, given their ids and those of all ranks' seeds. dtype: of activations.
     """
@@ -41,8 +41,7 @@ class BatchLoader:
     runtime: RankRuntime
     stack: Stack
     features: FeatureReader
-    row_scale: Vector | None
-    col_scale: Vector | None
+    norm: Scales
     target: Callable[[Vector, Vector], Target]
     dtype: str
     typed: bool
@@ -77,8 +76,7 @@ class BatchLoader:
     def _rows(self, name: RowSet, ids: Vector, dense: Tensor, batch: Batch) -> Rows:
         backend = self.runtime.backend
         if batch.scales is None:
-            whole = self.row_scale, self.col_scale
-            row, col = (scale if scale is None else scale[ids].astype(self._real) for scale in whole)
+            row, col = (None if scale is None else scale[ids] for scale in self.norm)
         else:
             row, col = batch.scales[name]
         return Rows(

@@ -16,7 +16,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 BOUND = 64 << 10
-FAST = ["dense-input-dropout"]
+FAST = ["dense-input-dropout", "batches"]
 FULL = [
     "batch-norm",
     "gat",
@@ -26,8 +26,11 @@ FULL = [
     "two-ranks-rgcn",
     "two-ranks-slice",
     "two-ranks-cd-2",
+    "batches-gat",
+    "batches-sparse-bf16",
+    "two-ranks-batches",
 ]
-SLOW = ["aggregate-first", "layer-norm-gin"]
+SLOW = ["batches-fp64", "aggregate-first", "layer-norm-gin"]
 SLOW += ["dense", "sparse-input-dropout", "two-ranks-halo", "two-ranks-dropout", "two-ranks-batch-norm-cd-0"]
 SLOW += ["dropout", "sparse", "mlp", "sgd", "two-ranks", "two-ranks-bf16", "two-ranks-cd-0"]
 

@@ -34,7 +34,7 @@ from mggcn.backend.host import HostStream
 from mggcn.backend.sparse_products import Spmm, WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
-from mggcn.host import process_bytes
+from mggcn.host import mapped_bytes, process_bytes
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
@@ -258,7 +258,7 @@ class CpuBackend:
         return
 
     def peak_bytes(self) -> int:
-        return process_bytes("VmHWM")
+        return process_bytes("VmHWM") - mapped_bytes()
 
     @property
     def edges(self) -> CpuEdges:

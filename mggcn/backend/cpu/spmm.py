@@ -98,13 +98,15 @@ def _traits(indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, i
 
 def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Parts of the rows of more than `hub` entries, nearly equal in a row and at most hub / 2 long, and the hubs."""
-    lengths = np.diff(indptr)
-    rows = np.flatnonzero(lengths > hub)
-    counts = -(-lengths[rows] // max(hub // 2, 1))
+    # 4,096 rows at a time: of a batch there is a schedule a step, which allocates nothing of note.
+    long = [np.flatnonzero(np.diff(indptr[at : at + 4097]) > hub) + at for at in range(0, indptr.size - 1, 4096)]
+    rows = np.concatenate(long) if long else np.zeros(0, np.int64)
+    lengths = indptr[rows + 1] - indptr[rows]
+    counts = -(-lengths // max(hub // 2, 1))
     first = np.cumsum(counts) - counts
     of = np.repeat(np.arange(rows.size), counts)
     place = np.arange(of.size) - first[of]
-    ends = [indptr[rows][of] + lengths[rows][of] * p // counts[of] for p in (place, place + 1)]
+    ends = [indptr[rows][of] + lengths[of] * p // counts[of] for p in (place, place + 1)]
     return np.stack(ends, axis=1), np.stack([rows, first, counts], axis=1)
 
 

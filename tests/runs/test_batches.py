@@ -1,0 +1,182 @@
+"""Runs on batches, from their folders: interrupted and resumed, repeated, extended, predicted, and damaged under way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mggcn
+from mggcn.feed.batch import Batch
+from mggcn.feed.sampled import SampledFeed
+from mggcn.graph.store import open_store
+from tests.cli.runs import history, refused, run_main, same_tensors
+
+SETTINGS = ["--batch", "7", "--fanout", "4,3", "--epochs", "3", "--threads", "1"]
+SETTINGS += ["--set", "model.hidden=8", "--set", "model.dropout=0.4", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def community(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("stores") / "community"
+    assert run_main("generate", "community", store, "--vertices", 300, "--edges", 1500, "--seed", 71) == 0
+    return store
+
+
+def as_batches_are_drawn(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
+    """Call `act` in the thread of the feed that draws the batch of a step of the run."""
+    drawn, left = SampledFeed._drawn, [act]
+
+    def watched(self: SampledFeed, step: Any, seeds: Any) -> Batch | None:
+        if step.number == number and left:
+            left.pop()()
+        return drawn(self, step, seeds)
+
+    monkeypatch.setattr(SampledFeed, "_drawn", watched)
+
+
+MORE: dict[str, list[str]] = {
+    "gcn": [],
+    "two threads of ranks": ["--ranks", "2", "--transport", "threads"],
+    "parts": ["--set", "sample.plan=run"],
+    "batch norm": ["--set", "model.norm_layer=batch", "--precision", "bf16"],
+    "in turn": ["--set", "sample.ahead=0", "--set", "sample.draw=labor"],
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_an_interrupted_run_goes_on_within_an_epoch(
+    name: str, community: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if Ctrl-C while a thread draws loses steps, repeats one, or the rest of the run differs by a bit."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    command = ["train", community, *SETTINGS, *MORE[name]]
+    assert run_main(*command, "--out", whole) == 0
+    with monkeypatch.context() as patched:
+        as_batches_are_drawn(patched, 6, lambda: signal.raise_signal(signal.SIGINT))
+        assert run_main(*command, "--out", parts) == 130
+    progress = json.loads(next((parts / "checkpoints").glob("*/progress.json")).read_text())
+    assert 0 < progress["step"] < progress["steps"]
+    trainer = mggcn.Trainer.from_run(parts, open_store(community))
+    assert f"{progress['step']} steps are saved" in repr(trainer)
+    assert run_main("train", "--resume", parts, "--quiet") == 0
+    assert history(parts) == history(whole)
+    assert same_tensors(parts, whole)
+
+
+def test_an_extended_run_is_one_that_never_stopped(community: Path, tmp_path: Path) -> None:
+    """Fails if the batches of later epochs depend on where a run began."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run_main("train", community, *SETTINGS, "--out", whole) == 0
+    assert run_main("train", community, *SETTINGS, "--epochs", 1, "--out", parts) == 0
+    assert run_main("train", "--resume", parts, "--epochs", 3, "--quiet") == 0
+    assert history(parts) == history(whole)
+    assert same_tensors(parts, whole)
+
+
+def test_repeats_read_other_batches(
+    community: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a repeat reads the batches of another, or commands that read a run do not know one of batches."""
+    run, seen = tmp_path / "run", dict[tuple[int, int], list[int]]()
+    drawn = SampledFeed._drawn
+
+    def noted(self: SampledFeed, step: Any, seeds: Any) -> Batch | None:
+        seen[step.seed, step.number] = seeds.tolist()
+        return drawn(self, step, seeds)
+
+    monkeypatch.setattr(SampledFeed, "_drawn", noted)
+    assert run_main("train", community, *SETTINGS, "--repeat", 2, "--timeline", "--out", run) == 0
+    seeds = sorted({seed for seed, _ in seen})
+    assert seeds == [1, 2]
+    assert all(seen[1, step] != seen[2, step] for step in range(5))
+    read = sorted(vertex for step in range(5) for vertex in seen[1, step])
+    assert read == np.flatnonzero(open_store(community).splits["train"].array()[0]).tolist()
+    for command in ("status", "report", "predict"):
+        capsys.readouterr()
+        assert run_main(command, run) == 0
+        said = capsys.readouterr().out
+        assert said
+        assert "step 0" not in said
+
+
+def test_sweeps_over_fan_outs_and_batches(community: Path, tmp_path: Path) -> None:
+    """Fails if a list of fan-outs, or a batch, cannot be tried, or two trials read the same batches."""
+    grid = {"fanout": [(4, 3), (2, 2)], "batch": [7, 15]}
+    found = mggcn.sweep(
+        open_store(community), grid, mggcn.GCN(8), out=tmp_path / "sweep", at_once=1, epochs=2, threads=1
+    )
+    assert [row["state"] for row in found.rows] == ["done"] * 4
+    assert len({history(folder)[-1]["loss"] for folder in (tmp_path / "sweep" / "trials").iterdir()}) == 4
+    file = tmp_path / "grid.toml"
+    settings = "[model]\nhidden = [8]\n[sample]\nbatch = 7\nfanout = [3, 3]\n[train]\nepochs = 2\n"
+    file.write_text(settings + '[grid]\nsample.fanout = ["4,3", "all,2"]\n')
+    assert run_main("sweep", file, community, "--out", tmp_path / "file", "--quiet") == 0
+
+
+def test_batches_from_python(community: Path, tmp_path: Path) -> None:
+    """Fails if Trainer trains other batches than the command, or evaluates, predicts or resumes otherwise."""
+    graph = open_store(community)
+    settings: dict[str, Any] = {"batch": 7, "fanout": (4, 3), "threads": 1, "seed": 1}
+    trainer = mggcn.Trainer(graph, mggcn.GCN(8, dropout=0.4), out=tmp_path / "run", epochs=3, **settings)
+    rows = trainer.fit()
+    assert run_main("train", community, *SETTINGS, "--out", tmp_path / "command") == 0
+    assert [row["loss"] for row in rows] == [row["loss"] for row in history(tmp_path / "command")]
+    scores = trainer.predict()
+    assert scores.shape == (300, graph.num_classes)
+    opened = mggcn.Trainer.from_run(tmp_path / "run", graph)
+    np.testing.assert_array_equal(opened.predict(), scores)
+    assert opened.evaluate("val") == trainer.evaluate("val")
+    more = opened.resume(epochs=5)
+    assert [row["loss"] for row in more[:3]] == [row["loss"] for row in rows]
+    assert len(more) == 5
+
+
+def test_a_store_that_is_damaged_while_it_is_read_ends_the_run(
+    community: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a column that is no vertex is read, a thread's error is lost or a traceback, or the checkpoint goes."""
+    store, run = tmp_path / "store", tmp_path / "run"
+    shutil.copytree(community, store)
+    indices = np.load(store / "indices.npy", mmap_mode="r+")
+
+    def damage() -> None:
+        indices[:] = 2**30
+        indices.flush()
+
+    as_batches_are_drawn(monkeypatch, 6, damage)
+    said = refused(
+        capsys,
+        "train",
+        store,
+        *SETTINGS,
+        "--set",
+        "train.checkpoint_every=1",
+        "--set",
+        "train.eval_every=0",
+        "--out",
+        run,
+    )
+    assert "column ids must lie in [0, 300), one is 1073741824; the matrix is damaged" in said
+    progress = json.loads(next((run / "checkpoints").glob("*/progress.json")).read_text())
+    assert progress["epoch"] == 1
+    assert len(history(run)) == 1
+
+
+def test_a_thread_of_the_feed_that_fails_ends_all_ranks(
+    community: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the other rank waits for one whose thread ran out of memory."""
+
+    def fail() -> None:
+        raise MemoryError("planted")
+
+    as_batches_are_drawn(monkeypatch, 6, fail)
+    command = ["train", community, *SETTINGS, "--ranks", "2", "--transport", "threads", "--out", tmp_path / "run"]
+    assert "memory" in refused(capsys, *command, code=1)
