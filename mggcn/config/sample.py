@@ -35,7 +35,7 @@ class SampleConfig:
     plan: Literal["auto", "bound", "run"] = "auto"
     """How many rows and edges a batch is planned to have at most. bound: what fan-outs allow; run: what some batches of the
     first epochs have, and 5 % more: a step that has more is then cut into halves, whose gradients are added; auto: bound
-    where it takes little memory or a batch norm would see the halves, else run."""
+    where it takes little memory, or a batch norm or weights block would see the halves, else run."""
     ahead: Annotated[int, Range(0, 64)] = 2
     """Batches that threads draw and gather beside the step; 0: each is drawn when it is its turn. No result changes."""
     compare_gradient: Annotated[int, Range(0)] = 0

@@ -51,8 +51,11 @@ def run_cases(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"code"')]
 
 
-def train(community: Path, folder: Path) -> list[object]:
-    return ["train", community, *SETTINGS, *EVERY, "--out", folder]
+BATCHES = ["--batch", "5", "--fanout", "4,3"]
+
+
+def train(community: Path, folder: Path, *more: object) -> list[object]:
+    return ["train", community, *SETTINGS, *EVERY, *more, "--out", folder]
 
 
 @pytest.mark.full
@@ -84,12 +87,14 @@ def test_a_run_killed_at_any_write_goes_on_with_the_same_bits(community: Path, w
 
 
 @pytest.mark.full
-def test_a_full_disk_is_one_line(community: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], BATCHES], ids=["the whole graph", "batches"])
+def test_a_full_disk_is_one_line(more: list[str], community: Path, tmp_path: Path) -> None:
     """Fails if a write that the disk refuses ends in a traceback, in silence, or takes a checkpoint that stood."""
     sizes = [0, *(int(40 * 1.6**k) for k in range(18)), 10**7]
     runs = [tmp_path / f"full-{size}" for size in sizes]
     ended = run_cases(
-        tmp_path, [{"fsize": size, "command": train(community, run)} for size, run in zip(sizes, runs, strict=True)]
+        tmp_path,
+        [{"fsize": size, "command": train(community, run, *more)} for size, run in zip(sizes, runs, strict=True)],
     )
     for size, end in zip(sizes, ended, strict=True):
         assert end["code"] in (0, 2), (size, end)
@@ -124,21 +129,31 @@ def test_an_allocation_that_fails_is_one_line(community: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("who", "moment"),
+    ("who", "moment", "more"),
     [
-        pytest.param("a rank", 0.0, marks=pytest.mark.full),
-        pytest.param("the launcher", 0.013, marks=pytest.mark.slow),
+        pytest.param("a rank", 0.0, [], marks=pytest.mark.full),
+        pytest.param("a rank", 0.0, BATCHES, marks=pytest.mark.full),
+        pytest.param("the launcher", 0.013, [], marks=pytest.mark.slow),
         *(
-            pytest.param(who, 0.007 * k, marks=pytest.mark.slow)
+            pytest.param(who, 0.007 * k, BATCHES if k % 3 == 0 else [], marks=pytest.mark.slow)
             for k in range(1, 16)
             for who in ("a rank", "the launcher")
         ),
     ],
 )
-def test_ranks_and_launchers_are_killed(community: Path, tmp_path: Path, who: str, moment: float) -> None:
+def test_ranks_and_launchers_are_killed(
+    community: Path, tmp_path: Path, who: str, moment: float, more: list[str]
+) -> None:
     """Fails if a killed rank is not named, one outlives its launcher, or the run does not go on with the same bits."""
     folder, other = tmp_path / "run", tmp_path / "whole"
-    settings = [*SETTINGS, "--ranks", 2, "--set", "train.checkpoint_every=1"]  # nearly always writing a checkpoint
+    settings = [
+        *SETTINGS,
+        *more,
+        "--ranks",
+        2,
+        "--set",
+        "train.checkpoint_every=1",
+    ]  # nearly always writing a checkpoint
     process = start("train", community, *settings, "--epochs", 10**6, "--out", folder)
     pids: list[int] = []
     with process:
