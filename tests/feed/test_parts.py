@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mggcn.assemble import plan as planning
+from mggcn.assemble import stack as stacks
 from mggcn.assemble.rank import Rank
 from mggcn.blocks.block import Capacity, Stack
 from mggcn.blocks.capacities import hops_of
@@ -28,14 +28,15 @@ def planned(monkeypatch: pytest.MonkeyPatch, seeds: int, share: float) -> None:
     def smaller(config: Config, graph: Graph, shape: Any, owner: Any) -> Stack:
         found = list[Capacity]()
         targets = seeds
-        for size in reversed(planning_stack(config, graph, shape, owner).capacities):
+        bound = stacks.stack_for(config, graph, shape, owner)
+        assert bound is not None
+        for size in reversed(bound.capacities):
             sources = max(int(size.sources * share), targets)
             found.append(Capacity(targets, sources, int(size.edges * share)))
             targets = sources
         return hops_of(found)
 
-    planning_stack = planning.stack_for
-    monkeypatch.setattr(planning, "stack_for", smaller)
+    monkeypatch.setattr("mggcn.assemble.plan.stack_for", smaller)
 
 
 def steps_of(rank: Rank) -> dict[str, Any]:
@@ -108,6 +109,6 @@ def test_a_seed_that_is_too_large_alone_is_refused(monkeypatch: pytest.MonkeyPat
 def test_what_reads_the_whole_batch_is_never_cut(setting: str) -> None:
     """Fails if a batch norm, or degrees of what was drawn, may see a part of a step alone."""
     model = {"norm_layer": "batch"} if setting == "norm_layer" else {}
-    sample = {"weights": "block"} if setting == "weights" else {}
+    sample: dict[str, Any] = {"weights": "block"} if setting == "weights" else {}
     with pytest.raises(ConfigError, match="may cut a step into halves"):
         sampled(1, {"kind": "gcn"} | model, plan="run", **sample)
