@@ -155,6 +155,29 @@ def test_all_neighbours_give_the_whole_graphs_gradient(name: str, ranks: int) ->
             np.testing.assert_allclose(found[0][1][key], gradient, atol=atol, err_msg=key)
 
 
+LOSSES: dict[str, dict[str, Any]] = {
+    "weights of classes": {"class_weights": "balanced"},
+    "smoothing": {"label_smoothing": 0.2},
+    "ignored": {"ignored_labels": (1,), "class_weights": "balanced", "label_smoothing": 0.1},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_all_seeds_are_the_whole_graphs(name: str, ranks: int) -> None:
+    """Fails if classes are weighted, smoothed or left out otherwise in a batch of all seeds than over the whole graph."""
+    batches = sampled(ranks, {"kind": "gcn"}, batch=1000, fanout=(60, ALL))
+    batches = dataclasses.replace(batches, train=dataclasses.replace(batches.train, **LOSSES[name]))
+    found = [
+        on_ranks(config, graph_of(), lambda rank: (rank.trainer.gradients(0), grads_of(rank)))[0]
+        for config in (batches, dataclasses.replace(batches, sample=SampleConfig()))
+    ]
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
+    for key, gradient in found[1][1].items():
+        atol = 1e-10 * (np.abs(gradient).max() or 1)
+        np.testing.assert_allclose(found[0][1][key], gradient, atol=atol, err_msg=key)
+
+
 def grads_of(rank: Rank) -> dict[str, Any]:
     return {n: g.numpy().copy() for n, g in rank.trainer.runtime.weights.grads.items()}
 
