@@ -29,7 +29,9 @@ class BatchTooLargeError(PlanError):
 
     def __init__(self, hop: int, what: str, capacity: int) -> None:
         super().__init__(hop, what, capacity)
-        self.hop, self.what, self.capacity = hop, what, capacity
+        self.hop: int = hop
+        self.what: str = what
+        self.capacity: int = capacity
 
     def __str__(self) -> str:
         return (
@@ -103,7 +105,9 @@ class Sampler:
     """
 
     def __init__(self, adj_t: CSR, draws: Draws, *, self_loops: bool = False) -> None:
-        self.draws, self.self_loops, self.num_vertices = draws, self_loops, adj_t.num_rows
+        self.draws: Draws = draws
+        self.self_loops: bool = self_loops
+        self.num_vertices: int = adj_t.num_rows
         self._indptr, self._indices = adj_t.indptr.array(), adj_t.indices.array()
         self._weights = None if adj_t.values is None or draws.by != "weight" else adj_t.values.array()
         by_type = any(isinstance(fanout, tuple) for fanout in draws.fanouts)

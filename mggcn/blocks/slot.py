@@ -162,7 +162,7 @@ class Slot:
     """The memory of one batch, which the next one in it overwrites."""
 
     def __init__(self, plan: SlotPlan) -> None:
-        self.plan = plan
+        self.plan: SlotPlan = plan
         self.arrays: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(count, dtype) if name == "table" else np.empty(count, dtype)
             for name, dtype, count in plan.arrays()
@@ -170,8 +170,10 @@ class Slot:
         table = self.address("table")
         direct, hashed = (None, table) if plan.hash_bits else (table, None)
         sizes = (plan.num_vertices, plan.capacities[-1].sources)
-        self.frontier = FrontierArgs(self.address("ids"), direct, hashed, *sizes, 0, 0, 1, plan.hash_bits, 0)
-        self.hops = [self._hop(hop, size) for hop, size in enumerate(plan.capacities)]
+        self.frontier: FrontierArgs = FrontierArgs(
+            self.address("ids"), direct, hashed, *sizes, 0, 0, 1, plan.hash_bits, 0
+        )
+        self.hops: list[SampleArgs] = [self._hop(hop, size) for hop, size in enumerate(plan.capacities)]
 
     def address(self, name: str) -> int | None:
         """Return where an array is, None if the plan has none of this name."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mggcn.backend.events import Annotate, alone
+from mggcn.backend.events import Annotate, CommStream, alone
 from mggcn.comm.base import Communicator, Event
 
 REASON_BYTES = 256
@@ -44,13 +44,13 @@ class CountingCommunicator:
         self.annotate: Annotate | None = None
         """Opens blocks around the calls of messages and the waits for them, if there is a profiler."""
         # What sends nothing is not counted: these are the other communicator's own.
-        self.use_stream = inner.use_stream
-        self.barrier = inner.barrier
-        self.check = inner.check
-        self.synchronize = inner.synchronize
-        self.device_bytes = inner.device_bytes
-        self.abort = inner.abort
-        self.close = inner.close
+        self.use_stream: Callable[[CommStream], None] = inner.use_stream
+        self.barrier: Callable[[], None] = inner.barrier
+        self.check: Callable[[], None] = inner.check
+        self.synchronize: Callable[[], None] = inner.synchronize
+        self.device_bytes: Callable[[], Mapping[str, int]] = inner.device_bytes
+        self.abort: Callable[[str], None] = inner.abort
+        self.close: Callable[[], None] = inner.close
 
     def broadcast(self, buf: Tensor, root: int, after: Event | None = None) -> Event:
         self.messages += self.size > 1

@@ -71,7 +71,8 @@ class EdgeValues:
         real: npt.DTypeLike,
         typed: bool = False,
     ) -> None:
-        self.sample, self.real = sample, real
+        self.sample: SampleConfig = sample
+        self.real: npt.DTypeLike = real
         self.relations: RelationMeans | None = RelationMeans(adj_t, sample) if typed else None
         self.needed: bool = stored or typed or (corrected and sample.weights != "block")
         """Whether edges of a batch have values at all."""

@@ -91,6 +91,7 @@ def test_layers_beside_peers(run: Callable[..., Record], monkeypatch: pytest.Mon
     assert row["left_out"]["PyG"].startswith("not run: it needs about")
 
 
+@pytest.mark.slow
 def test_sampled_training_alone(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a part has no figure of mggcn's, its batches have no edges, or it says more stages than a step has."""
     from bench.peers import sampled

@@ -87,7 +87,10 @@ def test_a_run_killed_at_any_write_goes_on_with_the_same_bits(community: Path, w
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("more", [[], BATCHES], ids=["the whole graph", "batches"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param([], id="the whole graph"), pytest.param(BATCHES, id="batches", marks=pytest.mark.slow)],
+)
 def test_a_full_disk_is_one_line(more: list[str], community: Path, tmp_path: Path) -> None:
     """Fails if a write that the disk refuses ends in a traceback, in silence, or takes a checkpoint that stood."""
     sizes = [0, *(int(40 * 1.6**k) for k in range(18)), 10**7]
@@ -132,7 +135,7 @@ def test_an_allocation_that_fails_is_one_line(community: Path, tmp_path: Path) -
     ("who", "moment", "more"),
     [
         pytest.param("a rank", 0.0, [], marks=pytest.mark.full),
-        pytest.param("a rank", 0.0, BATCHES, marks=pytest.mark.full),
+        pytest.param("a rank", 0.0, BATCHES, marks=pytest.mark.slow),
         pytest.param("the launcher", 0.013, [], marks=pytest.mark.slow),
         *(
             pytest.param(who, 0.007 * k, BATCHES if k % 3 == 0 else [], marks=pytest.mark.slow)

@@ -56,7 +56,7 @@ def test_a_trainer_on_standard_input_has_ranks_as_processes() -> None:
     assert python(graph + call)[0] == "2\n"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_flags_of_the_interpreter_reach_the_ranks(tmp_path: Path) -> None:
     """Fails if -O, -X or -W of a script do not hold in its ranks."""
     (tmp_path / "script.py").write_text(

@@ -106,6 +106,7 @@ def test_repeats_read_other_batches(
         assert "step 0" not in said
 
 
+@pytest.mark.slow
 def test_sweeps_over_fan_outs_and_batches(community: Path, tmp_path: Path) -> None:
     """Fails if a list of fan-outs, or a batch, cannot be tried, or two trials read the same batches."""
     grid = {"fanout": [(4, 3), (2, 2)], "batch": [7, 15]}
