@@ -21,7 +21,7 @@ from torch import Tensor
 
 import mggcn
 import mggcn.nn
-from mggcn.nn import PartitionedGraph, SampledBatch, SampledBlock, SampledLoader
+from mggcn.nn import PartitionedGraph
 
 edges = np.array([[0, 1, 2], [1, 2, 0]])
 graph: mggcn.Graph = mggcn.load(edges, features="degree", labels=[0, 1, 1], splits={"train": [0]}, name="ring",
@@ -77,10 +77,10 @@ mggcn.Trainer.from_run("run", graph, Net(), loss=loss)
 assert_type(mggcn.nn.run(lambda part: part.num_rows, graph, ranks=2, norm="symmetric"), list[int])
 one = mggcn.nn.DeviceGraph(graph)
 z = mggcn.nn.reduce_edges(one, "copylhs", "sum", torch.ones(3, 1))
-loader: SampledLoader = mggcn.nn.batches(graph, "train", fanout=(5, 5), batch=1)
+loader: mggcn.nn.SampledLoader = mggcn.nn.batches(graph, "train", fanout=(5, 5), batch=1)
 for drawn in loader:
-    assert_type(drawn, SampledBatch)
-    block: SampledBlock = drawn.blocks[0]
+    assert_type(drawn, mggcn.nn.SampledBatch)
+    block: mggcn.nn.SampledBlock = drawn.blocks[0]
     rows: Tensor = mggcn.nn.aggregate(drawn.x, block)
 mggcn.Trainer(graph, mggcn.GCN(8), batch=1, fanout=(5, "all"), draw="labor", weights="mean", ahead=1)
 """
