@@ -7,6 +7,7 @@ vertex's number, an integer in the bits of one more column, and the winners are 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class Maximum(EdgeOp):
         return Largest(backend, target)
 
 
-class PairedRows:
+class PairedRows(ABC):
     """Accumulations that keep a second tensor beside the result: a message has the rows of both, side by side."""
 
     def __init__(self, backend: KernelBackend, target: Target, beside: Tensor) -> None:
@@ -52,9 +53,9 @@ class PairedRows:
         self._out, self._beside = target.out, beside
         self._begun = self._ended = False
 
+    @abstractmethod
     def _add(self, matrix: Sparse | None, rows: Tensor, last: bool) -> None:
         """Add a tile, or without a matrix only end the rows."""
-        raise NotImplementedError
 
     def tile(self, matrix: Sparse, rows: Tensor, *, last: bool) -> None:
         if matrix.nnz or last or not self._begun:

@@ -46,7 +46,8 @@ def call_ranks(
     Raises: ConfigError if body cannot be sent, or an unguarded script calls this in a rank; otherwise as `run_ranks`.
     """
     write_bytes(folder / CALL, pickle.dumps((transport, timeout_s, *packed(body))), durable=False)
-    # As multiprocessing does: -W, -X and -O of the caller hold in the ranks, whose function is the caller's.
+    # As multiprocessing does: -W, -X and -O of the caller hold in the ranks, whose function is the caller's. Python has no
+    # public name for them, so its stubs know none.
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [*python("mggcn.comm.call", flags), str(folder)]
     run_ranks(command, size, folder, timeout_s=timeout_s, poll=poll, logs=False)
@@ -101,7 +102,8 @@ def unpacked(preparation: dict[str, Any], function: bytes) -> Callable[..., Any]
     process._inheriting = True  # multiprocessing's own mark of a process that imports the script
     try:
         prepare(preparation)
-        return pickle.loads(function)  # type: ignore[no-any-return]
+        found: Callable[..., Any] = pickle.loads(function)
+        return found
     finally:
         del process._inheriting
 

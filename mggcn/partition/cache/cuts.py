@@ -119,6 +119,7 @@ class Kind(Generic[S, C]):
         cut is damaged or belongs to another graph, or if it cannot be written; what `make` does.
         """
         target = folder / settings.name
+        # `settings` is a dataclass, which S does not say.
         described = {"kind": self.name, **dataclasses.asdict(settings), **self.described(graph)}  # type: ignore[call-overload]
         if target.exists() and not force:
             return Stored(self.read(target, graph, described), target, None)
