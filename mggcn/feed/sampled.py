@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +155,7 @@ class SampledFeed:
             for _ in range(ahead + 1)
         ]
 
-    def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
+    def epoch(self, seed: int, number: int, first: int = 0) -> Generator[Batch]:
         """Yield the batches of an epoch from step `first` on; each is valid until the next one is asked for, if not kept.
 
         A step that is larger than was planned comes in halves of its seeds, or theirs. Raises: PlanError for a single seed

@@ -5,6 +5,7 @@ N vertices, S rows of a batch, B seeds of it, D features, E edges.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -110,9 +111,13 @@ class SampledLoader:
     def _batches(self, number: int) -> Iterator[SampledBatch]:
         # A feed has the memory and threads of one iteration; another one that runs beside it has a feed of its own.
         feed = self._idle.pop() if self._idle else self.feed()
-        for step, batch in enumerate(feed.epoch(self.seed, number), start=number * self.steps):
-            yield self._on_device(batch, feed.stack, step)
-        self._idle.append(feed)
+        try:
+            # Closed first, so that no thread still writes into what the next iteration takes.
+            with contextlib.closing(feed.epoch(self.seed, number)) as drawn:
+                for step, batch in enumerate(drawn, start=number * self.steps):
+                    yield self._on_device(batch, feed.stack, step)
+        finally:
+            self._idle.append(feed)
 
     def _on_device(self, batch: Batch, stack: Stack, step: int) -> SampledBatch:
         """The batch on the device, but for edges: blocks bring these when they are used."""

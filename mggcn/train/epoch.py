@@ -51,11 +51,17 @@ class _Work:
     parted: bool = False
 
     def keep(self) -> None:
-        """Run a part of a step that is not the last: the loss is added by itself, gradients are kept."""
-        self.runtime.run(self.runtime.programs["train"])
-        grad = self.runtime.weights.grad
-        if self.kept is None:
-            raise PlanError("a step of the whole graph came in parts")
+        """Run a part of a step that is not the last: the loss is added by itself, gradients are kept.
+
+        Raises: PlanError where a part of a step cannot be: of the whole graph, or where ops sum over ranks, of which
+        others may have no part.
+        """
+        program, grad = self.runtime.programs["train"], self.runtime.weights.grad
+        if self.kept is None or any(op.kind.sums_over_ranks for op in program.program.ops):
+            raise PlanError(
+                "a step came in parts, and the model needs the whole step at once; let the feed give it whole"
+            )
+        self.runtime.run(program)
         self.kept = self.kept.add_(grad) if self.parted else self.kept.copy_(grad)
         self.parted = True
 

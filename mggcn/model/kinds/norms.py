@@ -106,8 +106,9 @@ class LayerNormGrad(PlainKind):
 class BatchNorm(PlainKind):
     """out = gain * (z - mean) / sqrt(variance + eps) + bias, column by column (Ioffe & Szegedy 2015, algorithm 1).
 
-    The statistics cover all N vertices, each counted once, and are summed over ranks: first the mean, then the squared
-    deviations, so that nothing cancels. The running statistics, which evaluation reads, move towards them by MOMENTUM.
+    The statistics cover all N vertices, each counted once, of a batch once for each rank that drew it. They are summed over
+    ranks: first the mean, then the squared deviations, so that nothing cancels. The running statistics, which evaluation
+    reads, move towards them by MOMENTUM.
     """
 
     title: ClassVar[str] = "batch-norm {self.site}"
