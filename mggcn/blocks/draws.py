@@ -11,6 +11,8 @@ from typing import Final, Literal, get_args
 from mggcn.blocks.block import Capacity
 from mggcn.errors import ConfigError
 
+MAX_ENTRIES: Final = 2**31 - 1
+"""Most entries of a hop: places in it are numbers of 32 bits."""
 By = Literal["uniform", "weight", "labor", "labor-one"]
 ALL: Final = -1
 """The fan-out that takes every neighbour."""
@@ -72,14 +74,14 @@ class Draws:
 def bounds(
     num_seeds: int, draws: Draws, *, num_vertices: int, num_edges: int, self_loops: bool = False
 ) -> tuple[Capacity, ...]:
-    """Return capacities, of the hop at the seeds first, that no batch of so many seeds exceeds.
+    """Return capacities, of the hop at the seeds first, that no batch exceeds, or as many as a hop can have.
 
     E <= T times the fan-out, at most the graph's edges; S <= min(N, T + E). Self-loops add an entry a row to E.
     """
     capacities, rows = list[Capacity](), min(num_seeds, num_vertices)
     for hop in range(len(draws.fanouts)):
         most = draws.most(hop)
-        drawn = num_edges if most is None else min(num_edges, rows * most)
+        drawn = min(num_edges if most is None else min(num_edges, rows * most), MAX_ENTRIES - rows)
         sources = min(num_vertices, rows + drawn)
         capacities.append(Capacity(rows, sources, drawn + rows * self_loops))
         rows = sources

@@ -322,3 +322,11 @@ def test_a_damaged_graph_is_refused() -> None:
         slot = Slot(plan_for(adj_t, draws, 90))
         with pytest.raises(GraphError, match=message):
             Sampler(graph_, draws).draw(slot, np.arange(90), SEED, 0)
+
+
+def test_more_edges_than_a_hop_can_have_are_bounded() -> None:
+    """Fails if a graph of 2^31 edges or more cannot be planned, however small its batches are."""
+    draws = Draws(fanouts=(10, ALL), by="uniform")
+    capacities = bounds(100, draws, num_vertices=2**27, num_edges=2**32, self_loops=True)
+    assert [size.edges for size in capacities] == [1100, 2**31 - 1]
+    assert SlotPlan(draws=draws, capacities=capacities, num_vertices=2**27).nbytes > 2**33
