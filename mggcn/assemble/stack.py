@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from mggcn.feed.seeds import Seeds
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import training_rows
 from mggcn.memory.units import MIB
-from mggcn.planning.batches import feed_bytes, slot_plan, stack_of
+from mggcn.planning.batches import feed_bytes, one_vertex, slot_plan, stack_of
 from mggcn.planning.shape import GraphShape
 
 DRAWN = 24
@@ -48,7 +49,10 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
         drawn = sampler.draw(slot, seeds.of_rank(together, number % run.ranks), config.train.seed, number)
         found = [(size, hop.indices.size) for size, hop in zip(drawn.sizes[1:], drawn.hops, strict=True)]
         most = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(most, found, strict=True)]
-    return with_extents(bound, most)
+    # A step is cut down to a single vertex, and no further: where fan-outs bound what one draws, there is room for it.
+    bounded = itertools.takewhile(lambda hop: slots.draws.most(hop) is not None, range(len(most)))
+    least = one_vertex(config, shape)[: len(list(bounded))]
+    return with_extents(bound, most, least)
 
 
 def seeds_of(config: Config, graph: Graph, owner: Any) -> Seeds:

@@ -18,11 +18,19 @@ def hops_of(capacities: Sequence[Capacity]) -> Stack:
     return Stack(tuple(reversed(blocks)), tuple(reversed(capacities)))
 
 
-def with_extents(bound: Stack, most: Sequence[tuple[int, int]], spare: float = 0.05) -> Stack:
-    """Return the stack with the most sources and edges that each hop had, hop 0 first, and a share more, within bounds."""
+def with_extents(
+    bound: Stack, most: Sequence[tuple[int, int]], least: Sequence[Capacity] = (), spare: float = 0.05
+) -> Stack:
+    """Return the stack with the most sources and edges that each hop had, hop 0 first, and a share more, within bounds.
+
+    least: what the first hops must have room for.
+    """
     capacities, targets = list[Capacity](), bound.capacities[-1].targets
-    for (sources, edges), size in zip(most, reversed(bound.capacities), strict=True):
-        more = max(min(math.ceil(sources * (1 + spare)), size.sources), targets)
-        capacities.append(Capacity(targets, more, min(math.ceil(edges * (1 + spare)), size.edges)))
+    for hop, ((sources, edges), size) in enumerate(zip(most, reversed(bound.capacities), strict=True)):
+        wanted = [math.ceil(count * (1 + spare)) for count in (sources, edges)]
+        if hop < len(least):
+            wanted = [max(wanted[0], least[hop].sources), max(wanted[1], least[hop].edges)]
+        more = max(min(wanted[0], size.sources), targets)
+        capacities.append(Capacity(targets, more, min(wanted[1], size.edges)))
         targets = more
     return hops_of(capacities)

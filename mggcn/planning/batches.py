@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mggcn.blocks.block import Stack
+from mggcn.blocks.block import Capacity, Stack
 from mggcn.blocks.capacities import hops_of
 from mggcn.blocks.draws import By, Draws, bounds
 from mggcn.blocks.slot import SlotPlan
@@ -62,14 +62,18 @@ def stack_of(config: Config, shape: GraphShape) -> Stack | None:
     if sample.draw == "weight" and not shape.weighted:
         raise ConfigError("sample.draw weight needs a graph with weights, and this one has none; draw uniformly")
     seeds = min(sample.batch, shape.num_training or shape.num_vertices)
-    capacities = bounds(
-        -(-seeds // config.run.ranks),
-        draws_of(config.sample, shape.num_relations),
-        num_vertices=shape.num_vertices,
-        num_edges=shape.num_edges,
-        self_loops=config.model.self_loops,
-    )
-    return hops_of(capacities)
+    return hops_of(_bounds(config, shape, -(-seeds // config.run.ranks)))
+
+
+def one_vertex(config: Config, shape: GraphShape) -> tuple[Capacity, ...]:
+    """Return the bounds of what a single seed draws, of the hop at the seeds first."""
+    return _bounds(config, shape, 1)
+
+
+def _bounds(config: Config, shape: GraphShape, num_seeds: int) -> tuple[Capacity, ...]:
+    draws = draws_of(config.sample, shape.num_relations)
+    size = {"num_vertices": shape.num_vertices, "num_edges": shape.num_edges}
+    return bounds(num_seeds, draws, **size, self_loops=config.model.self_loops)
 
 
 def draws_of(sample: SampleConfig, num_relations: int = 0) -> Draws:

@@ -23,7 +23,7 @@ from mggcn.config import TrainConfig
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, Feed
 from mggcn.planning.run import SIGNALS
-from mggcn.train.nonfinite import origin_of_nonfinite
+from mggcn.train.nonfinite import first_place, origin_of_nonfinite
 from mggcn.train.optimizer import Optimizer, learning_rates
 from mggcn.train.runtime import RankRuntime
 from mggcn.train.timeline import Watch
@@ -214,10 +214,11 @@ class TrainingEpoch:
             self._load_step(step)
             self._repeatable()
 
-    def _load_step(self, step: int) -> None:
+    def _load_step(self, step: int, run_part: Callable[[], None] | None = None) -> None:
         """Load the batch of a step, the feed's next one or, of another step than the next, from a new iterator.
 
-        Of a batch in parts the last is loaded, once the gradients of the others are kept. Raises: PlanError without one.
+        Of a batch in parts the last is loaded, once `run_part`, which keeps the gradients, was called with each of the
+        others loaded. Raises: PlanError without one.
         """
         epoch, number = divmod(step, self.steps)
         if number == 0 or step != self._next:
@@ -227,7 +228,7 @@ class TrainingEpoch:
             self._load(batch)
             if batch.last:
                 return
-            self._work.keep()
+            (run_part or self._work.keep)()
         raise PlanError(f"a feed of {self.steps} steps gave {number} batches in epoch {epoch + 1}")
 
     def gradients(self, epoch: int) -> None:
@@ -257,9 +258,11 @@ class TrainingEpoch:
         work = self._work
         self.start(seed, step)
         work.runtime.begin_epoch(step)
-        self._load_step(step)
+        found = list[int]()
         with work.watch.epoch(step):
-            return origin_of_nonfinite(work.runtime, work.runtime.programs["train"], work.comm.rank, work.comm.size)
+            self._load_step(step, lambda: found.append(first_place(work.runtime)))
+            found.append(first_place(work.runtime))
+            return origin_of_nonfinite(work.runtime, found, work.comm.rank, work.comm.size)
 
 
 def _require_equal_steps(runtime: RankRuntime, comm: CountingCommunicator, steps: int) -> None:

@@ -9,26 +9,20 @@ import torch
 from torch import Tensor
 
 from mggcn.model.values import Op
-from mggcn.train.runtime import BoundProgram, RankRuntime
+from mggcn.train.runtime import RankRuntime
 
 
-def origin_of_nonfinite(runtime: RankRuntime, bound: BoundProgram, rank: int, size: int) -> str:
-    """Run a training program op by op on every rank; say what is the first value not finite, and where. Collective.
-
-    Cost: an epoch, and a look at every result.
-    """
-    # Ranks may compute a layer in different numbers of blocks: weights and labels have one order on all of them. Running
-    # statistics are no causes: the forward pass of the bad epoch has moved them.
-    labels = list(dict.fromkeys(op.label for op in bound.program.ops))
-    names = [*runtime.weights.grads, *labels]
-    place = _first_place(runtime, bound, names)
+def origin_of_nonfinite(runtime: RankRuntime, found: list[int], rank: int, size: int) -> str:
+    """Say what is the first value not finite, and where. Collective. found: `first_place` of each part of a rank's step."""
+    names = names_of(runtime)
+    place = min((place for place in found if place >= 0), default=-1)
     places = runtime.backend.allocate(8 * size).view(torch.float64)
     places[rank] = place + 1
     runtime.sum_over_ranks(places)
-    found = [(int(value) - 1, r) for r, value in enumerate(places.tolist()) if value]
-    if not found:
+    begun = [(int(value) - 1, r) for r, value in enumerate(places.tolist()) if value]
+    if not begun:
         return "it began where the ranks' gradients are summed" if size > 1 else "it did not come again"
-    place, rank = min(found)
+    place, rank = min(begun)
     name = names[place]
     if place < len(runtime.weights.grads):
         return f"it began in the weight {name}, on rank {rank}, which an earlier step made too large"
@@ -37,9 +31,22 @@ def origin_of_nonfinite(runtime: RankRuntime, bound: BoundProgram, rank: int, si
     return f"it began in {where}, on rank {rank}"
 
 
-def _first_place(runtime: RankRuntime, bound: BoundProgram, names: list[str]) -> int:
-    """Return the place among `names` of what is not finite first on this rank, -1 if nothing is. Collective."""
-    weights, program = runtime.weights, bound.program
+def names_of(runtime: RankRuntime) -> list[str]:
+    """Return the names of what may not be finite, in one order on all ranks, which may split a layer in different ways.
+
+    Running statistics are no causes: the forward pass of the bad epoch has moved them.
+    """
+    program = runtime.programs["train"].program
+    return [*runtime.weights.grads, *dict.fromkeys(op.label for op in program.ops)]
+
+
+def first_place(runtime: RankRuntime) -> int:
+    """Run the training program op by op; return the place in `names_of` of what is not finite first, -1 if nothing is.
+
+    Collective where its ops are. Cost: a step, and a look at every result.
+    """
+    bound, names, weights = runtime.programs["train"], names_of(runtime), runtime.weights
+    program = bound.program
     place = next((i for i, name in enumerate(weights.grads) if not _finite(weights.views[name])), -1)
     runtime.weights.grad.zero_()
     runtime.signals.zero_()

@@ -12,8 +12,9 @@ from mggcn.assemble.rank import Rank
 from mggcn.blocks.block import Capacity, Stack
 from mggcn.blocks.capacities import hops_of
 from mggcn.config import Config
-from mggcn.errors import ConfigError, PlanError
+from mggcn.errors import ConfigError, DivergedError, PlanError
 from mggcn.graph.csr import Graph
+from mggcn.planning.shape import graph_shape
 from tests.feed.test_blocks import MODELS, graph_of
 from tests.feed.test_sampled import sampled
 from tests.graphs import make_graph, on_ranks, pattern
@@ -112,3 +113,40 @@ def test_what_reads_the_whole_batch_is_never_cut(setting: str) -> None:
     sample: dict[str, Any] = {"weights": "block"} if setting == "weights" else {}
     with pytest.raises(ConfigError, match="may cut a step into halves"):
         sampled(1, {"kind": "gcn"} | model, plan="run", **sample)
+
+
+def test_a_single_vertex_always_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a plan by drawn batches leaves no room for a vertex that none of these had: it would end a run."""
+    n = 97
+    adj = np.zeros((n, n), np.float32)
+    adj[0, 1:20] = adj[1:20, 20:60] = 1  # only vertex 0 has neighbours, and these have some
+    graph = make_graph(adj.T, num_features=7, num_classes=4, seed=4)
+    monkeypatch.setattr(stacks, "DRAWN", 1)
+    monkeypatch.setattr("mggcn.feed.seeds.Seeds.of_rank", lambda self, together, rank: np.array([90, 91]))
+    config = sampled(1, MODELS["gcn"], (9, 4), batch=2, plan="run")
+    found = stacks.stack_for(config, graph, graph_shape(graph, config), np.zeros(n, np.uint16))
+    assert found is not None
+    assert [size.edges for size in reversed(found.capacities)] == [9, 40]
+
+
+def test_what_is_not_finite_is_found_in_any_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if only the last part of a step is searched for where a loss became infinite."""
+    graph = graph_of()
+    features = graph.features.array()  # type: ignore[union-attr]
+    planned(monkeypatch, 14, 0.5)
+
+    def body(rank: Rank) -> str:
+        parts, epoch = list[Any](), rank.feed.epoch(SEED, 0)
+        while not parts or not parts[-1][0]:
+            batch = next(epoch)
+            parts.append((batch.last, {name.name: ids.copy() for name, ids in batch.rows.items()}))
+        (_, first), (_, last) = parts[0], parts[-1]
+        assert len(parts) > 1
+        alone = np.setdiff1d(first["seeds"], last["2 hops from the seeds"])
+        features[alone[0]] = np.inf
+        with pytest.raises(DivergedError) as caught:
+            rank.trainer.step(0)
+        return str(caught.value)
+
+    (said,) = on_ranks(sampled(1, MODELS["sage"]), graph, body)
+    assert "it began in layer 1" in said
