@@ -131,6 +131,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     by_type: bool
     weights: Literal["unbiased", "mean", "block"]
     drop_last: bool
+    deal: Literal["global", "ranges", "by-class"]
     plan: Literal["auto", "bound", "run"]
     ahead: int
     compare_gradient: int

@@ -46,7 +46,7 @@ from mggcn.train.inputs import load_inputs
 from mggcn.train.loop import Stop
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind, state_views
-from mggcn.train.targets import batch_target, make_target
+from mggcn.train.targets import batch_target, make_target, unweighted
 from mggcn.train.threads import Cores, ThreadChoice
 from mggcn.train.timeline import Timeline, Unwatched, Watch
 from mggcn.train.trainer import RankTrainer
@@ -180,6 +180,8 @@ def _loader(
     """Return what brings a feed's batches to the device. norm: scales of all vertices, for batches that have none."""
     graph, config, backend = reader.graph, context.config, context.backend
     dtype, whole = context.shard_options.dtype, runtime.inputs.target
+    if config.sample.deal == "by-class":
+        whole = unweighted(whole)
     return BatchLoader(
         runtime=runtime,
         stack=stack,

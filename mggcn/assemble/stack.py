@@ -1,4 +1,7 @@
-"""The blocks of a step of a run on batches, as large as drawn batches are. N vertices. Needs no torch."""
+"""The blocks of a step of a run on batches, as large as drawn batches are. N vertices, T training vertices.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ import itertools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mggcn.blocks.block import Stack
 from mggcn.blocks.capacities import with_extents
 from mggcn.blocks.sampler import Sampler
 from mggcn.blocks.slot import Slot
 from mggcn.config import Config
-from mggcn.feed.seeds import Seeds
+from mggcn.errors import ConfigError
+from mggcn.feed.labels import class_weights, rows_of_labels
+from mggcn.feed.seeds import Seeds, ranges_of
 from mggcn.graph.csr import Graph
-from mggcn.graph.splits import training_rows
+from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
 from mggcn.planning.batches import feed_bytes, one_vertex, slot_plan, stack_of
 from mggcn.planning.shape import GraphShape
@@ -29,9 +35,12 @@ LITTLE_BYTES = 256 * MIB
 def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> Stack | None:
     """Return the blocks of a step: within the bounds of its fan-outs, or with the extents that drawn batches have.
 
-    owner uint16 (N,): the rank of each vertex. Cost: DRAWN batches are drawn, of which no features are read.
+    owner uint16 (N,): the rank of each vertex. Cost: DRAWN batches are drawn, of which no features are read. Raises: as
+    `seeds_of`.
     """
     bound = stack_of(config, shape)
+    if config.sample.deal == "by-class":
+        seeds_of(config, graph, owner)  # refused, if it must be, before anything is written
     plan = config.sample.plan
     if bound is None or plan == "bound":
         return bound
@@ -56,7 +65,31 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
 
 
 def seeds_of(config: Config, graph: Graph, owner: Any) -> Seeds:
-    """Return the steps of a run's training vertices."""
+    """Return the steps of a run's training vertices. Raises: ConfigError for batches too large to be drawn by class."""
     training = training_rows(graph, config.data.splits, config.data.split)
     train = np.flatnonzero(training) if training is not None else np.zeros(0, np.int64)
-    return Seeds(train, config.sample.batch, config.sample.drop_last, owner, config.run.ranks)
+    sample, ranks = config.sample, config.run.ranks
+    dealt = ranges_of(train, owner, ranks) if sample.deal == "ranges" and ranks > 1 else None
+    weights = _weights(config, graph, train) if sample.deal == "by-class" else None
+    return Seeds(train, sample.batch, sample.drop_last, owner, ranks, dealt=dealt, weights=weights)
+
+
+def _weights(config: Config, graph: Graph, train: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the weight (T,) of each training vertex's class, 0 if it is ignored."""
+    labels = rows_of_labels(graph, train, "float32")
+    counts = count_labels(graph, config.data.splits, config.data.split)[0]
+    ignored = [label for label in config.train.ignored_labels if label < counts.size]
+    counts[ignored] = 0
+    by_class = class_weights(config.train, counts)
+    assert by_class is not None
+    by_class[ignored] = 0
+    weights = by_class[labels]
+    most, total = int(labels[weights.argmax()]) if train.size else 0, float(weights.sum())
+    # Of a class that weighs more, a step would read a vertex twice.
+    room = int(total / by_class[most] * (1 + 1e-9)) if total else 0
+    if min(config.sample.batch, train.size) > room:
+        raise ConfigError(
+            f"sample.deal by-class would read vertices of class {most}, whose weight is {by_class[most]:.3g}, more than "
+            f"once in a batch of {config.sample.batch}; set sample.batch to at most {room}, or other train.class_weights"
+        )
+    return weights

@@ -284,6 +284,11 @@ class Config:
                 "leave it out, or choose rgcn",
             )
             _require(
+                sample.deal != "by-class" or self.train.class_weights != "none",
+                "sample.deal by-class draws training vertices by train.class_weights, which is none; set it to balanced, "
+                "or to a number for each class",
+            )
+            _require(
                 self.run.strategy != "delayed",
                 "run.strategy delayed keeps sums of the whole graph's epochs, and batches have none; choose halo",
             )

@@ -32,6 +32,11 @@ class SampleConfig:
     a vertex count as all of its edges; block: 1, normalised by the degrees of what was drawn, as DGL's GraphConv does."""
     drop_last: bool = False
     """Leave out the last batch of an epoch if it is smaller than the others."""
+    deal: Literal["global", "ranges", "by-class"] = "global"
+    """How training vertices come into batches. global: in an order of their own in each epoch, every one once; ranges: each
+    rank shuffles a range of them, mostly its own vertices, as DistDGL does, so that batches depend on the number of ranks;
+    by-class: a vertex is drawn in proportion to the weight of its class in train.class_weights, and the loss then counts
+    all that are drawn alike, so that its expectation is the loss that these weights describe."""
     plan: Literal["auto", "bound", "run"] = "auto"
     """How many rows and edges a batch is planned to have at most. bound: what fan-outs allow; run: what some batches of the
     first epochs have, and 5 % more: a step that has more is then cut into halves, whose gradients are added; auto: bound

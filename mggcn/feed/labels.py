@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.config import DataConfig
+from mggcn.config import DataConfig, TrainConfig
 from mggcn.errors import GraphError
 from mggcn.graph.check import known_labels
 from mggcn.graph.csr import Graph
@@ -63,6 +63,17 @@ def rows_of_labels(graph: Graph, ids: npt.NDArray[np.int64], dtype: str) -> npt.
         labels[labels < 0] = np.nan
     _check_labels(graph, ids, labels, np.ones(ids.size, np.uint8))
     return labels
+
+
+def class_weights(config: TrainConfig, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+    """Return the weight of each class, (C,), None if all are 1. counts (C,): its training vertices, 0 if ignored."""
+    if config.class_weights == "none":
+        return None
+    if config.class_weights != "balanced":
+        return np.array(config.weights_of_classes())
+    # No loss contains a class without training vertices; under smoothing its weight must still be finite.
+    share = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    return np.where(counts > 0, share, 0.0)
 
 
 def _owned_chunks(owners: Assignment, rank: int, num_vertices: int) -> list[tuple[slice, npt.NDArray[np.int32]]]:

@@ -1,6 +1,7 @@
-"""Which training vertices each step reads. Steps are the same for every number of ranks, and so is their gradient.
+"""Which training vertices each step reads. Steps are the same for every number of ranks, and so is their gradient, unless
+each rank has a range of the vertices.
 
-N vertices, T training vertices, B of a step, P ranks.
+N vertices, T training vertices, B of a step, S steps of an epoch, P ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy.typing as npt
 from mggcn.partition.order import part_sizes
 
 Ids = npt.NDArray[np.int64]
+_START = np.uint64(0x5851F42D4C957F2D)
+"""Makes of an epoch's key the one of the point at which its draws begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class Seeds:
 
     owner uint16 (N,): the rank of each vertex, by which a step's vertices are dealt to P ranks; None for one rank.
     shuffle: whether every epoch has an order of its own; False, on one rank: the vertices come as they are given.
+    dealt uint16 (T,): the rank of each training vertex, as `ranges_of`; None: owners take them as they come.
+    weights (T,): how often an epoch reads each vertex, in proportion, at most once a step; None: once.
     """
 
     train: Ids
@@ -29,6 +34,8 @@ class Seeds:
     owner: npt.NDArray[np.uint16] | None = None
     ranks: int = 1
     shuffle: bool = field(default=True, kw_only=True)
+    dealt: npt.NDArray[np.uint16] | None = field(default=None, kw_only=True)
+    weights: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)
 
     @property
     def num_steps(self) -> int:
@@ -39,7 +46,12 @@ class Seeds:
     @property
     def most(self) -> int:
         """Most vertices of a step on one rank."""
-        return -(-min(self.batch, self.train.size) // self.ranks)
+        return -(-self._size // self.ranks)
+
+    @property
+    def _size(self) -> int:
+        """Vertices of a step that is full."""
+        return min(self.batch, self.train.size)
 
     def order(self, seed: int, epoch: int) -> Ids:
         """Return the training vertices in the order in which an epoch reads them.
@@ -49,7 +61,46 @@ class Seeds:
         if not self.shuffle:
             return self.train
         key = _hashed(np.array([seed], np.uint64) << np.uint64(32) | np.uint64(epoch))
-        return self.train[np.argsort(_hashed(self.train.astype(np.uint64) ^ key), kind="stable")]
+        places = np.argsort(_hashed(self.train.astype(np.uint64) ^ key), kind="stable")
+        if self.weights is not None:
+            places = self._drawn(places, self.weights, float(_hashed(key ^ _START)[0]) / 2**64)
+        elif self.dealt is not None:
+            places = self._in_turn(places, self.dealt)
+        return self.train[places]
+
+    def _in_turn(self, places: Ids, dealt: npt.NDArray[np.uint16]) -> Ids:
+        """Return the places with one vertex of each rank after the other, the ranks with a vertex more first.
+
+        So every step has as many of each rank, but for one vertex, and a rank's come in the order that they had.
+        """
+        counts = np.bincount(dealt, minlength=self.ranks)
+        turn = np.empty(self.ranks, np.int64)
+        turn[np.argsort(-counts, kind="stable")] = np.arange(self.ranks)
+        of = dealt[places]
+        grouped = places[np.argsort(of, kind="stable")]
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        out = np.empty_like(places)
+        out[(np.arange(places.size) - first) * self.ranks + np.repeat(turn, counts)] = grouped
+        return out
+
+    def _drawn(self, places: Ids, weights: npt.NDArray[np.float64], start: float) -> Ids:
+        """Return the places of S steps of B vertices each, drawn by weight; start: a number drawn from [0, 1).
+
+        Vertices lie on a line of length S B, in an order of their own in each epoch, each on a piece as long as its weight
+        says. A step reads those at B points at distances of S: as none is longer than S, they are distinct, and each is
+        read with the chance B w / sum(w). The steps' points differ by ones, so that an epoch reads a vertex as often as its
+        piece is long, rounded up or down. Source: systematic sampling, Madow, Ann. Math. Stat. 20, 1949.
+        """
+        steps, size = self.num_steps, self._size
+        ends = np.cumsum(weights[places])
+        ends *= steps * size / ends[-1]
+        first = (steps * start + np.arange(steps)) % steps
+        found = np.searchsorted(ends, np.add.outer(first, steps * np.arange(size)), side="right")
+        # Rounding may put a point behind the last piece, or two on one that is S long.
+        found -= np.arange(size)
+        np.minimum(np.maximum.accumulate(found, axis=1, out=found), places.size - size, out=found)
+        found += np.arange(size)
+        return places[found.ravel()]
 
     def of_step(self, order: Ids, step: int) -> Ids:
         """Return the vertices of a step on all ranks, ascending if they are shuffled."""
@@ -59,8 +110,11 @@ class Seeds:
     def of_rank(self, step: Ids, rank: int) -> Ids:
         """Return a rank's share of a step's vertices, ascending; shares differ by at most one vertex.
 
-        A vertex goes to its owner, and those for whom that one has no room to the first ranks that have some.
+        A vertex goes to the rank to which it is dealt; else to its owner, and those for whom that one has no room to the
+        first ranks that have some.
         """
+        if self.dealt is not None:
+            return step[self.dealt[np.searchsorted(self.train, step)] == rank]
         if self.owner is None or self.ranks == 1:
             return step
         sizes, owners = np.array(part_sizes(step.size, self.ranks)), self.owner[step]
@@ -73,6 +127,29 @@ class Seeds:
         first = int(room[:rank].sum())
         moved = step[~stays][first : first + int(room[rank])]
         return np.sort(np.concatenate([step[stays & (owners == rank)], moved]))
+
+
+def ranges_of(train: Ids, owner: npt.NDArray[np.uint16], ranks: int) -> npt.NDArray[np.uint16]:
+    """Return the rank (T,) of each training vertex if these are cut into P ranges, each dealt to one rank.
+
+    Vertices are in the order of a graph whose parts have consecutive numbers, by owner. Ranges differ by at most one
+    vertex; the largest overlap of a range with the vertices of a rank decides first, of equal ones that of the lowest rank.
+    Cost: a sort of T numbers. Source: Zheng et al., DistDGL, IA3 2020.
+    """
+    owners = owner[train]
+    order, sizes = np.argsort(owners, kind="stable"), part_sizes(train.size, ranks)
+    of_range = np.repeat(np.arange(ranks), sizes)
+    overlap = np.bincount(owners[order].astype(np.int64) * ranks + of_range, minlength=ranks * ranks).reshape(
+        ranks, ranks
+    )
+    rank_of = np.empty(ranks, np.uint16)
+    for _ in range(ranks):
+        rank, chosen = np.unravel_index(overlap.argmax(), overlap.shape)
+        rank_of[chosen] = rank
+        overlap[rank], overlap[:, chosen] = -1, -1
+    out = np.empty(train.size, np.uint16)
+    out[order] = rank_of[of_range]
+    return out
 
 
 def _hashed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

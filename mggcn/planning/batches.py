@@ -19,6 +19,8 @@ SCALE_BYTES = 24
 """Bytes a vertex while scales are made: degree, scale, and number and owner of the one who reads them."""
 ORDER_BYTES = 56
 """Bytes a training vertex while an epoch's order is made: ids, keys, their hash and its steps, places, the order."""
+DRAWN_BYTES = 32
+"""Bytes more of vertices that are drawn by weight: the weight, the end of a piece, points and what lies at them."""
 DEGREE_BYTES = 72
 """Bytes a row of a block for what its degrees are scaled by."""
 
@@ -131,4 +133,5 @@ def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> in
     one = slot_plan(config, shape, stack, back).nbytes + edge * edges + features + (4 + norm) * inputs
     vertices = shape.num_vertices
     batches = max((config.sample.ahead + 1) * one, SCALE_BYTES * vertices)
-    return batches + real * vertices + ORDER_BYTES * (shape.num_training or vertices)
+    order = ORDER_BYTES + DRAWN_BYTES * (config.sample.deal == "by-class")
+    return batches + real * vertices + order * (shape.num_training or vertices)

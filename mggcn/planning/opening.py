@@ -43,10 +43,15 @@ def opening_lines(
         size, steps = f"batches of {batch:,}", f"{plan.steps:,} step{'s' * (plan.steps > 1)} an epoch"
         if batch > training:  # a mistyped size is seen here
             size, steps = f"a batch of all {training:,}", f"which are fewer than {batch:,}, one step an epoch"
+        dealt = {"global": "", "ranges": ", dealt by ranges", "by-class": " by weight of class"}[config.sample.deal]
         lines.append(
-            f"{size} training vertices and {fanout} drawn in-neighbours, {steps}: gradients are estimates of the whole "
-            "graph's, evaluation is exact"
+            f"{size} training vertices{dealt} and {fanout} drawn in-neighbours, {steps}: gradients are estimates of the "
+            "whole graph's, evaluation is exact"
         )
+        if config.sample.deal == "ranges" and len(plan.ranks) > 1:
+            lines.append(
+                f"batches depend on the {len(plan.ranks)} ranks: each shuffles a range of the training vertices"
+            )
     if every := config.sample.compare_gradient:
         when = "every epoch" if every == 1 else f"every {every:,} epochs"
         lines.append(f"after {when} the gradient of the next step is compared with the exact one")

@@ -5,6 +5,7 @@ V rows of this rank, C classes, T columns of entries.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from mggcn.backend.base import EntryLoss, KernelBackend, LossTarget
 from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError, GraphError
-from mggcn.feed.labels import RowLabels, rows_of_labels
+from mggcn.feed.labels import RowLabels, class_weights, rows_of_labels
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import count_labels
 from mggcn.model.runtime import Target
@@ -131,12 +132,8 @@ def batch_target(
     return ClassTarget(LossTarget(backend.upload(labels), backend.upload(mask), scale, weights, config.label_smoothing))
 
 
-def class_weights(config: TrainConfig, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
-    """Return the weight of each class, (C,), None if all are 1. counts (C,): its training vertices, 0 if ignored."""
-    if config.class_weights == "none":
-        return None
-    if config.class_weights != "balanced":
-        return np.array(config.weights_of_classes())
-    # No loss contains a class without training vertices; under smoothing its weight must still be finite.
-    share = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
-    return np.where(counts > 0, share, 0.0)
+def unweighted(target: Target) -> Target:
+    """Return the target with all classes counted alike: of vertices that are drawn by the weights of their classes."""
+    if not isinstance(target, ClassTarget):
+        return target
+    return ClassTarget(dataclasses.replace(target.target, weights=None))

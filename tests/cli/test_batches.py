@@ -97,6 +97,34 @@ def test_a_batch_larger_than_the_training_set_is_one_and_noted(
     assert "which are fewer than 1,000, one step an epoch: gradients are estimates" in said
 
 
+@pytest.mark.parametrize(
+    ("deal", "said"),
+    [
+        ("ranges", "batches depend on the 2 ranks: each shuffles a range of the training vertices"),
+        ("by-class", "batches of 5 training vertices by weight of class and 3, 2 drawn in-neighbours"),
+    ],
+)
+def test_how_vertices_are_dealt_is_said(
+    deal: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a run with other batches than the usual ones does not say so before it starts."""
+    where = store(tmp_path, graph_of(pattern("random", N, 1)))
+    more = [
+        "--set",
+        f"sample.deal={deal}",
+        "--set",
+        "train.class_weights=balanced",
+        "--ranks",
+        2,
+        "--transport",
+        "threads",
+    ]
+    code = run_main("train", where, *SETTINGS, *more, "--out", tmp_path / "run")
+    found = capsys.readouterr()
+    assert code == 0, found.err
+    assert said in found.out
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "a fan-out too many": (["--fanout", "3,2,2"], r"sample.fanout must have 2 numbers, one for each sum .* got 3,2,2"),
     "a fan-out too few": (["--fanout", "3"], r"sample.fanout must have 2 numbers, one for each sum .* got 3"),
@@ -110,6 +138,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "relations": (["--set", "model.kind=rgcn"], "relation"),
     "no neighbours": (["--set", "model.kind=mlp"], "reads no neighbours, so there is nothing to draw"),
     "delays": (["--ranks", "2", "--strategy", "delayed"], "delayed keeps sums of the whole graph's epochs"),
+    "classes without weights": (["--set", "sample.deal=by-class"], "draws training vertices by train.class_weights"),
+    "a class that weighs too much": (
+        ["--set", "sample.deal=by-class", "--set", "train.class_weights=100,1,1"],
+        "vertices of class 0, whose weight is 100, more than once in a batch of 5; set sample.batch to at most",
+    ),
     "parts of a batch norm": (["--set", "model.norm_layer=batch", "--set", "sample.plan=run"], "may cut a step"),
 }
 

@@ -178,6 +178,17 @@ def test_losses_of_all_seeds_are_the_whole_graphs(name: str, ranks: int) -> None
         np.testing.assert_allclose(found[0][1][key], gradient, atol=atol, err_msg=key)
 
 
+def test_drawn_by_class_the_loss_is_the_weighted_one_on_average() -> None:
+    """Fails if classes are weighted twice or not at all, or their vertices are not drawn as often as they weigh."""
+    whole = config_of(1, {"kind": "gcn"}, class_weights="1,0.5,2,1", ignored_labels=(3,))
+    batches = dataclasses.replace(whole, sample=SampleConfig(batch=8, fanout=(ALL, ALL), deal="by-class"))
+    losses = on_ranks(batches, graph_of(), lambda rank: [rank.trainer.gradients(e) for e in range(150)])[0]
+    exact = on_ranks(whole, graph_of(), lambda rank: rank.trainer.gradients(0))[0]
+    error = np.std(losses) / np.sqrt(len(losses))
+    assert 0 < error < 0.05
+    assert np.mean(losses) == pytest.approx(exact, abs=3.5 * error)
+
+
 def grads_of(rank: Rank) -> dict[str, Any]:
     return {n: g.numpy().copy() for n, g in rank.trainer.runtime.weights.grads.items()}
 

@@ -11,9 +11,9 @@ import pytest
 from mggcn.assemble.plan import resolve
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import ConfigError
+from mggcn.feed.labels import class_weights
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
-from mggcn.train.targets import class_weights
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.tasks import labelled
 
