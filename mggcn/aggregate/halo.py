@@ -145,7 +145,7 @@ class HaloPlan:
             _check(halo, exchange, context.rank)
         forward = _upload(halos[0], backend)
         backward = forward if halos[1] is halos[0] else _upload(halos[1], backend)
-        halo_exchange = HaloExchange(self, forward, backward, context.comm, backend)
+        halo_exchange = HaloExchange(forward, backward, context.comm, backend)
         return RankAggregations(halo_exchange, halo_exchange)
 
     def _matrices(self, exchange: Exchange) -> tuple[Matrix, ...]:
@@ -155,18 +155,45 @@ class HaloPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """One direction on the device: own (V, V), halo (V, K), None on a single rank; rows int32 (S,): those that are sent."""
+class Side:
+    """One direction on the device: own (V, V), halo (V, K), None on a single rank; rows int32 (S,): those that are sent, in
+    order of the receiver. sent, received: how many to and from each rank.
+    """
 
     own: Sparse
     halo: Sparse | None
     rows: Tensor
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+    def aggregate(
+        self,
+        op: EdgeOp,
+        dense: Tensor,
+        target: Target,
+        buffers: Sequence[Tensor],
+        comm: Communicator,
+        backend: KernelBackend,
+    ) -> None:
+        """Compute target.out: exchange rows, and multiply the own tile meanwhile. Collective. buffers: sent, halo."""
+        if self.halo is None:
+            single_tile(op, backend, self.own, dense, target)
+            return
+        width = dense.shape[1]
+        sent, halo = buffers[0][: sum(self.sent)], buffers[1][: sum(self.received)]
+        backend.gather_rows(dense, self.rows, sent[:, :width])
+        arrival = comm.all_to_all(padded_rows(halo), padded_rows(sent), self.received, self.sent, backend.record())
+        result = op.begin(backend, target)
+        result.tile(self.own, dense, last=False)
+        arrival.wait()
+        result.tile(self.halo, halo[:, :width], last=True)
+        result.end()
 
 
-def _upload(halo: Halo, backend: KernelBackend) -> _Side:
+def _upload(halo: Halo, backend: KernelBackend) -> Side:
     tiles = (halo.own, halo.halo) if len(halo.sent) > 1 else (halo.own,)
     own, *others = (upload_tile(backend, tile) for tile in tiles)
-    return _Side(own, others[0] if others else None, backend.upload(halo.rows))
+    return Side(own, others[0] if others else None, backend.upload(halo.rows), halo.sent, halo.received)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,32 +201,13 @@ class HaloExchange(Aggregation):
     """The strategy on one rank; a symmetric graph has one side for both directions."""
 
     exact = True
-    plan: HaloPlan
-    side: _Side
-    side_t: _Side
+    side: Side
+    side_t: Side
     comm: Communicator
     backend: KernelBackend
 
     def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        self._aggregate(op, self.side, self.plan.forward, h, target, buffers)
+        self.side.aggregate(op, h, target, buffers, self.comm, self.backend)
 
     def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
-        self._aggregate(op, self.side_t, self.plan.backward, g, target, buffers)
-
-    def _aggregate(
-        self, op: EdgeOp, side: _Side, exchange: Exchange, dense: Tensor, target: Target, buffers: Sequence[Tensor]
-    ) -> None:
-        if side.halo is None:
-            single_tile(op, self.backend, side.own, dense, target)
-            return
-        width = dense.shape[1]
-        sent, halo = buffers[0][: exchange.num_sent], buffers[1][: exchange.num_received]
-        self.backend.gather_rows(dense, side.rows, sent[:, :width])
-        arrival = self.comm.all_to_all(
-            padded_rows(halo), padded_rows(sent), exchange.received, exchange.sent, self.backend.record()
-        )
-        result = op.begin(self.backend, target)
-        result.tile(side.own, dense, last=False)
-        arrival.wait()
-        result.tile(side.halo, halo[:, :width], last=True)
-        result.end()
+        self.side_t.aggregate(op, g, target, buffers, self.comm, self.backend)

@@ -100,4 +100,5 @@ def sampled_feed(
         lambda: GatheredRows(reader, spec, DTYPES[dtype]),
         norm,
         sample.ahead,
+        owner=owner if config.shares_batches else None,
     )

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.blocks.block import Stack
-from mggcn.blocks.capacities import with_extents
-from mggcn.blocks.sampler import Sampler
+from mggcn.blocks.block import Capacity, Stack
+from mggcn.blocks.capacities import hops_of, shared_hops, with_extents, with_shared_extents
+from mggcn.blocks.draws import Draws
+from mggcn.blocks.sampler import Drawn, Sampler
 from mggcn.blocks.slot import Slot
 from mggcn.config import Config
 from mggcn.errors import ConfigError
+from mggcn.feed.batch import BlockEdges
 from mggcn.feed.labels import class_weights, rows_of_labels
 from mggcn.feed.seeds import Seeds, ranges_of
+from mggcn.feed.shared import Reads, sizes_of
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
@@ -28,6 +31,8 @@ from mggcn.planning.shape import GraphShape
 
 DRAWN = 24
 """Batches that are drawn to plan by: some seconds at most."""
+COMPARED = 2
+"""Steps that are drawn to tell how many more rows ranks would compute with batches of their own."""
 LITTLE_BYTES = 256 * MIB
 """Batches on their way that take no more are planned by their bounds."""
 
@@ -38,30 +43,89 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     owner uint16 (N,): the rank of each vertex. Cost: DRAWN batches are drawn, of which no features are read. Raises: as
     `seeds_of`.
     """
-    bound = stack_of(config, shape)
+    bound = stack_of(config, shape, int(np.bincount(owner).max(initial=0)))
     if config.sample.deal == "by-class":
         seeds_of(config, graph, owner)  # refused, if it must be, before anything is written
     plan = config.sample.plan
-    if bound is None or plan == "bound":
+    if bound is None or (plan == "bound" and not config.shares_batches):
         return bound
-    if plan == "auto" and (
-        config.reads_whole_batches or feed_bytes(config, shape, bound, len(bound.blocks)) <= LITTLE_BYTES
-    ):
+    is_small = config.reads_whole_batches or feed_bytes(config, shape, bound, len(bound.blocks)) <= LITTLE_BYTES
+    by_bounds = plan == "bound" or (plan == "auto" and is_small)
+    if config.shares_batches:
+        return _shared(config, graph, shape, owner, bound, by_bounds=by_bounds)
+    if by_bounds:
         return bound
     slots = dataclasses.replace(slot_plan(config, shape, bound, 0), places=False)
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run = Slot(slots), seeds_of(config, graph, owner), config.run
     most = [(0, 0)] * len(bound.blocks)
     for number in range(DRAWN):
-        epoch, step = divmod(number, seeds.num_steps)
-        together = seeds.of_step(seeds.order(config.train.seed, epoch), step)
+        together = _step(config, seeds, number)
         drawn = sampler.draw(slot, seeds.of_rank(together, number % run.ranks), config.train.seed, number)
-        found = [(size, hop.indices.size) for size, hop in zip(drawn.sizes[1:], drawn.hops, strict=True)]
-        most = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(most, found, strict=True)]
-    # A step is cut down to a single vertex, and no further: where fan-outs bound what one draws, there is room for it.
-    bounded = itertools.takewhile(lambda hop: slots.draws.most(hop) is not None, range(len(most)))
-    least = one_vertex(config, shape)[: len(list(bounded))]
-    return with_extents(bound, most, least)
+        most = _larger(most, drawn)
+    return with_extents(bound, most, _least(config, shape, slots.draws))
+
+
+def _least(config: Config, shape: GraphShape, draws: Draws) -> tuple[Capacity, ...]:
+    """Return the bounds of a single vertex, of the hops that must have room for it.
+
+    A step is cut down to a single vertex, and no further: where fan-outs bound what one draws, there is room for it.
+    """
+    bounded = itertools.takewhile(lambda hop: draws.most(hop) is not None, range(len(draws.fanouts)))
+    return one_vertex(config, shape)[: len(list(bounded))]
+
+
+def _step(config: Config, seeds: Seeds, number: int) -> npt.NDArray[np.int64]:
+    """Return the vertices of a step of the run on all ranks."""
+    epoch, step = divmod(number, seeds.num_steps)
+    return seeds.of_step(seeds.order(config.train.seed, epoch), step)
+
+
+def _larger(most: list[tuple[int, int]], drawn: Drawn) -> list[tuple[int, int]]:
+    """Return the most sources and edges of each hop, with those of another batch."""
+    found = [(size, hop.indices.size) for size, hop in zip(drawn.sizes[1:], drawn.hops, strict=True)]
+    return [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(most, found, strict=True)]
+
+
+def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: Stack, *, by_bounds: bool) -> Stack:
+    """Return the blocks of a step that ranks share, and how many more rows they would compute with batches of their own."""
+    slots = dataclasses.replace(slot_plan(config, shape, bound, len(bound.blocks)), places=False)
+    sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
+    slot, seeds, run = Slot(slots), seeds_of(config, graph, owner), config.run
+    whole, most = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 6), np.int64)
+    alone = together = 0
+    for number in range(COMPARED if by_bounds else DRAWN):
+        step = _step(config, seeds, number)
+        if number < COMPARED:
+            shares = (seeds.of_rank(step, rank) for rank in range(run.ranks))
+            alone += sum(sum(sampler.draw(slot, share, config.train.seed, number).sizes) for share in shares)
+        drawn = sampler.draw(slot, step, config.train.seed, number)
+        together += sum(drawn.sizes) if number < COMPARED else 0
+        if not by_bounds:
+            whole, most = _larger(whole, drawn), np.maximum(most, _most(drawn, seeds, owner[drawn.ids], step))
+    overlap = alone / max(together, 1)
+    if by_bounds:
+        return dataclasses.replace(bound, overlap=overlap)
+    least = _least(config, shape, slots.draws)
+    extents = with_extents(hops_of(tuple(reversed(bound.together))), whole, least)
+    owned = int(np.bincount(owner).max(initial=0))
+    alone_on_ranks = (
+        shared_hops(least, slots.draws, run.ranks, owned, config.model.self_loops).capacities if least else ()
+    )
+    return with_shared_extents(bound, extents, most.tolist(), alone_on_ranks[::-1], overlap)
+
+
+def _most(drawn: Drawn, seeds: Seeds, of_row: Any, step: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the most that a rank has of each hop of a shared batch, hop 0 first, as `sizes_of`. of_row: owners of rows."""
+    of_row[: step.size] = seeds.ranks_of(step)
+    most = list[npt.NDArray[np.int64]]()
+    for targets, sources, hop in zip(drawn.sizes, drawn.sizes[1:], drawn.hops, strict=False):
+        assert hop.transposed is not None
+        forward = Reads.of(BlockEdges(hop.indptr, hop.indices), of_row[:targets], of_row[:sources], seeds.ranks)
+        edges_t = BlockEdges(hop.transposed.indptr_t, hop.transposed.indices_t)
+        backward = Reads.of(edges_t, of_row[:sources], of_row[:targets], seeds.ranks)
+        most.append(np.array(list(sizes_of(forward, backward))).max(0))
+    return np.stack(most)
 
 
 def seeds_of(config: Config, graph: Graph, owner: Any) -> Seeds:

@@ -46,19 +46,35 @@ def required(hops: int) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The most target rows, source rows and edges that a block has in any step, on any rank."""
+    """The most target rows, source rows and edges that a block has in any step, on any rank.
+
+    Where ranks share a batch: the most rows that one receives from the others, and sends them, to sum over neighbours, and
+    likewise on the way back.
+    """
 
     targets: int
     sources: int
     edges: int
+    received: int = 0
+    sent: int = 0
+    received_back: int = 0
+    sent_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The blocks of a step, and the capacity of each. Raises: PlanError if they do not follow each other."""
+    """The blocks of a step, and the capacity of each. Raises: PlanError if they do not follow each other.
+
+    Where ranks share a batch: together, the capacities of the rows of all ranks; exchanged: the blocks of which a rank has
+    the source rows that it owns, and receives the others that it reads; overlap: the rows that ranks with batches of their
+    own would compute over the distinct ones, as drawn, 0 if that is not known.
+    """
 
     blocks: tuple[Block, ...]
     capacities: tuple[Capacity, ...]
+    together: tuple[Capacity, ...] = ()
+    exchanged: tuple[Block, ...] = ()
+    overlap: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.blocks or len(self.blocks) != len(self.capacities):

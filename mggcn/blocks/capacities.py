@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
+from mggcn.blocks.draws import Draws
 
 
 def hops_of(capacities: Sequence[Capacity]) -> Stack:
@@ -34,3 +36,57 @@ def with_extents(
         capacities.append(Capacity(targets, more, min(wanted[1], size.edges)))
         targets = more
     return hops_of(capacities)
+
+
+def shared_hops(together: Sequence[Capacity], draws: Draws, ranks: int, owned: int, self_loops: bool) -> Stack:
+    """Return the blocks of a step that ranks share, within bounds: every rank may have any of the rows that it owns.
+
+    together: bounds of the rows of all ranks, hop 0 first. owned: the most vertices of a rank.
+    """
+    capacities, rows = list[Capacity](), -(-together[0].targets // ranks)
+    # Seeds are dealt evenly: a rank may have some that it does not own.
+    most = owned + rows
+    for hop, size in enumerate(together):
+        fanout = draws.most(hop)
+        edges = size.edges if fanout is None else min(size.edges, rows * (fanout + self_loops))
+        sources = max(min(size.sources, most), rows)
+        capacities.append(
+            Capacity(
+                rows,
+                sources,
+                edges,
+                received=min(size.sources, edges),
+                sent=min(sources * (ranks - 1), size.edges),
+                received_back=min(size.targets, size.edges),
+                sent_back=min(rows * (ranks - 1), edges),
+            )
+        )
+        rows = sources
+    stack = hops_of(capacities)
+    return dataclasses.replace(stack, together=tuple(reversed(together)), exchanged=stack.blocks)
+
+
+def with_shared_extents(
+    bound: Stack,
+    together: Stack,
+    most: Sequence[Sequence[int]],
+    least: Sequence[Capacity],
+    overlap: float,
+    spare: float = 0.05,
+) -> Stack:
+    """Return the stack of `shared_hops` with the most that any rank had of each hop, hop 0 first, and a share more.
+
+    most: as the fields of a Capacity after targets. least: what the first hops must have room for. together: the rows of
+    all ranks, as `with_extents` has them.
+    """
+    capacities, targets = list[Capacity](), bound.capacities[-1].targets
+    for hop, (found, size) in enumerate(zip(most, reversed(bound.capacities), strict=True)):
+        wanted = [math.ceil(count * (1 + spare)) for count in found]
+        if hop < len(least):
+            wanted = [max(pair) for pair in zip(wanted, dataclasses.astuple(least[hop])[1:], strict=True)]
+        sources, *others = map(min, wanted, dataclasses.astuple(size)[1:])
+        capacities.append(Capacity(targets, max(sources, targets), *others))
+        targets = capacities[-1].sources
+    return dataclasses.replace(
+        hops_of(capacities), together=together.capacities, exchanged=bound.exchanged, overlap=overlap
+    )

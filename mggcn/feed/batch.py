@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.blocks.block import Block, RowSet, Stack
+from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.errors import PlanError
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ Scales: TypeAlias = tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]
 class BlockEdges:
     """The in-edges of each target: indptr int64 (T + 1,), indices int32 (E,), places among the sources; values (E,), None
     if all are one. transposed: the out-edges of each source, in the order of targets; None: whoever needs them makes them.
-    types: uint8 or uint16 (E,), the relation of each edge; None: the model reads none.
+    types: uint8 or uint16 (E,), the relation of each edge; None: the model reads none. remote: edges from rows of other
+    ranks, where ranks share a batch; None: all sources are this rank's.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -35,6 +36,20 @@ class BlockEdges:
     values: npt.NDArray[Any] | None = None
     transposed: BlockEdges | None = None
     types: npt.NDArray[Any] | None = None
+    remote: RemoteEdges | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEdges:
+    """The in-edges of each target from rows that this rank receives, whose places are in order of their ranks.
+
+    received, sent: how many rows from and to each rank. rows int32: the own sources that are sent, in order of receivers.
+    """
+
+    edges: BlockEdges
+    received: tuple[int, ...]
+    rows: npt.NDArray[np.int32]
+    sent: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +85,8 @@ class Batch:
             for what, count, most in (
                 ("targets", targets.size, size.targets),
                 ("sources", sources.size, size.sources),
-                ("edges", edges.indices.size, size.edges),
+                ("edges", _num_edges(edges), size.edges),
+                *_exchanged(edges, size),
             ):
                 if count > most:
                     raise PlanError(f"block {block.name!r} has {count} {what}, but at most {most} were planned")
@@ -88,6 +104,21 @@ class Batch:
                 raise PlanError(f"block {block.name!r} has {count} edges and {edges.types.size} types")
             if edges.indices.size and not 0 <= edges.indices.min() <= edges.indices.max() < sources.size:
                 raise PlanError(f"block {block.name!r} has an edge from outside its {sources.size} sources")
+
+
+def _num_edges(edges: BlockEdges) -> int:
+    return edges.indices.size + (0 if edges.remote is None else edges.remote.edges.indices.size)
+
+
+def _exchanged(edges: BlockEdges, size: Capacity) -> Iterator[tuple[str, int, int]]:
+    """Yield the rows that are received and sent, each with the most that were planned."""
+    if edges.remote is not None:
+        yield "rows from other ranks", sum(edges.remote.received), size.received
+        yield "rows for other ranks", sum(edges.remote.sent), size.sent
+    back = None if edges.transposed is None else edges.transposed.remote
+    if back is not None:
+        yield "gradients from other ranks", sum(back.received), size.received_back
+        yield "gradients for other ranks", sum(back.sent), size.sent_back
 
 
 def _slices(count: int) -> Iterator[slice]:

@@ -26,6 +26,7 @@ from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.relation_means import RelationMeans
 from mggcn.feed.seeds import Seeds
+from mggcn.feed.shared import part_of
 from mggcn.graph.csr import CSR
 from mggcn.partition.rows.tiles import scales
 
@@ -117,7 +118,8 @@ class SampledFeed:
     """Batches of training vertices with what is drawn of their neighbourhoods, of one rank.
 
     memory: makes that of a batch's features. ahead: batches that are made beside the step. norm (N,): S_r and S_c of the
-    whole graph. keep: whether batches stay valid, for which the threads copy them. Memory: ahead + 1 batches, as
+    whole graph. keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each
+    vertex, where ranks share a batch: each draws all of it, and takes its part. Memory: ahead + 1 batches, as
     planning/batches.py counts them.
     """
 
@@ -133,17 +135,19 @@ class SampledFeed:
         norm: Scales,
         ahead: int,
         keep: bool = False,
+        owner: Vector | None = None,
     ) -> None:
         self.stack: Stack = stack
         self.num_steps: int = seeds.num_steps
         self._sampler, self._seeds, self._rank = sampler, seeds, rank
-        self._values, self._ahead, self._keep = values, ahead, keep
+        self._values, self._ahead, self._keep, self._owner = values, ahead, keep, owner
         self._threads = ThreadPoolExecutor(ahead, "mggcn-feed") if ahead else None
         real = values.real
         self._norm: Scales = norm
-        edges = [c.edges * values.needed for c in reversed(stack.capacities)]
+        drawn = stack.together or stack.capacities
+        edges = [c.edges * values.needed for c in reversed(drawn)]
         edges_t = [count * plan.is_transposed(hop) for hop, count in enumerate(edges)]
-        most = stack.capacities[0].sources
+        most = drawn[0].sources
         self._places = [
             _Place(
                 Slot(plan),
@@ -167,7 +171,7 @@ class SampledFeed:
             return _Step(seed, number * self.num_steps + at, at, self._seeds.of_step(order, at))
 
         def made(at: int) -> Batch | None:
-            return self._drawn(step(at), self._seeds.of_rank(step(at).seeds, self._rank))
+            return self._drawn(step(at), self._seeds_of(step(at)))
 
         waiting: deque[Future[Batch | None]] = deque()
         try:
@@ -179,13 +183,17 @@ class SampledFeed:
                         waiting.append(self._threads.submit(made, further))
                     batch = waiting.popleft().result()
                 if batch is None:
-                    yield from self._halves(step(at), self._seeds.of_rank(step(at).seeds, self._rank), last=True)
+                    yield from self._halves(step(at), self._seeds_of(step(at)), last=True)
                 else:
                     yield batch
         finally:
             for future in waiting:
                 if not future.cancel():
                     future.exception()  # its place is free once the thread has left it
+
+    def _seeds_of(self, step: _Step) -> Vector:
+        """Return the seeds around which this rank draws."""
+        return step.seeds if self._owner is not None else self._seeds.of_rank(step.seeds, self._rank)
 
     def _halves(self, step: _Step, seeds: Vector, *, last: bool) -> Iterator[Batch]:
         """Yield the parts of a step whose seeds on this rank are too many for what was planned."""
@@ -211,10 +219,23 @@ class SampledFeed:
             return None
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
-        features = place.features.gather(drawn.ids)
         normed = self._scales(rows, edges, drawn, place)
-        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, features=features, scales=normed)
+        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=normed)
+        if self._owner is not None:
+            try:
+                batch = part_of(batch, self._ranks_of(drawn, seeds), self.stack, self._rank, self._seeds.ranks)
+            except BatchTooLargeError:
+                return None
+        features = place.features.gather(batch.rows[self.stack.blocks[0].sources])
+        batch = dataclasses.replace(batch, features=features)
         return batch.copy() if self._keep else batch
+
+    def _ranks_of(self, drawn: Drawn, seeds: Vector) -> Vector:
+        """Return the rank of each row of a batch that ranks share: its owner, of a seed the one to which it is dealt."""
+        assert self._owner is not None
+        of_row: Vector = self._owner[drawn.ids]
+        of_row[: seeds.size] = self._seeds.ranks_of(seeds)
+        return of_row
 
     @property
     def _row_sets(self) -> list[RowSet]:

@@ -113,20 +113,22 @@ class Seeds:
         A vertex goes to the rank to which it is dealt; else to its owner, and those for whom that one has no room to the
         first ranks that have some.
         """
+        return step if self.ranks == 1 else step[self.ranks_of(step) == rank]
+
+    def ranks_of(self, step: Ids) -> npt.NDArray[np.uint16]:
+        """Return the rank of each of a step's vertices."""
         if self.dealt is not None:
-            return step[self.dealt[np.searchsorted(self.train, step)] == rank]
+            return self.dealt[np.searchsorted(self.train, step)]
         if self.owner is None or self.ranks == 1:
-            return step
+            return np.zeros(step.size, np.uint16)
         sizes, owners = np.array(part_sizes(step.size, self.ranks)), self.owner[step]
         counts = np.bincount(owners, minlength=self.ranks)
         grouped = np.argsort(owners, kind="stable")
         place = np.empty(step.size, np.int64)
         place[grouped] = np.arange(step.size) - np.repeat(np.cumsum(counts) - counts, counts)
         stays = place < sizes[owners]
-        room = sizes - np.minimum(sizes, counts)
-        first = int(room[:rank].sum())
-        moved = step[~stays][first : first + int(room[rank])]
-        return np.sort(np.concatenate([step[stays & (owners == rank)], moved]))
+        owners[~stays] = np.repeat(np.arange(self.ranks), sizes - np.minimum(sizes, counts))
+        return owners
 
 
 def ranges_of(train: Ids, owner: npt.NDArray[np.uint16], ranks: int) -> npt.NDArray[np.uint16]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from mggcn.blocks.block import Capacity, Stack
-from mggcn.blocks.capacities import hops_of
+from mggcn.blocks.capacities import hops_of, shared_hops
 from mggcn.blocks.draws import By, Draws, bounds
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config, SampleConfig
@@ -41,11 +43,31 @@ def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nby
         )
     return [
         *lines,
+        *_shared_lines(config, stack),
         f"  {sample.ahead + 1} batches on their way take {human(nbytes)}; an epoch gathers at "
         f"most {redundancy:.1f} times the graph's features",
         f"  files of the graph are read in place: up to {human(_mapped_bytes(shape))}, which ranks share, and the system "
         "takes back as it needs: no part of the peak",
     ]
+
+
+def _shared_lines(config: Config, stack: Stack) -> list[str]:
+    """Say what ranks that share a batch exchange, and what they save."""
+    if not stack.together:
+        return []
+    sizes = {
+        block: size for block, size in zip(stack.blocks, stack.capacities, strict=True) if block in stack.exchanged
+    }
+    lines = [
+        f"  {block.name}: up to {size.received:,} rows come from other ranks, and {size.sent:,} go to them; backwards "
+        f"{size.received_back:,} and {size.sent_back:,}"
+        for block, size in reversed(sizes.items())
+    ]
+    first = "" if len(sizes) == len(stack.blocks) else "; features are gathered by each rank that reads them"
+    more = (
+        f": with batches of their own, ranks would compute {stack.overlap:.2f} times the rows" if stack.overlap else ""
+    )
+    return [f"  ranks share a batch, and every row of it is computed once{more}{first}", *lines]
 
 
 def _mapped_bytes(shape: GraphShape) -> int:
@@ -56,15 +78,21 @@ def _mapped_bytes(shape: GraphShape) -> int:
     return edges + 8 * (shape.num_vertices + shape.feature_nnz)
 
 
-def stack_of(config: Config, shape: GraphShape) -> Stack | None:
-    """Return the blocks of a step with their bounds on every rank; None: a step is the whole graph. Raises: ConfigError."""
+def stack_of(config: Config, shape: GraphShape, owned: int = 0) -> Stack | None:
+    """Return the blocks of a step with their bounds on every rank; None: a step is the whole graph. Raises: ConfigError.
+
+    owned: the most vertices of a rank, if that is known.
+    """
     sample = config.sample
     if not sample.batch:
         return None
     if sample.draw == "weight" and not shape.weighted:
         raise ConfigError("sample.draw weight needs a graph with weights, and this one has none; draw uniformly")
-    seeds = min(sample.batch, shape.num_training or shape.num_vertices)
-    return hops_of(_bounds(config, shape, -(-seeds // config.run.ranks)))
+    seeds, ranks = min(sample.batch, shape.num_training or shape.num_vertices), config.run.ranks
+    if not config.shares_batches:
+        return hops_of(_bounds(config, shape, -(-seeds // ranks)))
+    together, draws = _bounds(config, shape, seeds), draws_of(sample, shape.num_relations)
+    return shared_hops(together, draws, ranks, owned or shape.num_vertices, config.model.self_loops)
 
 
 def one_vertex(config: Config, shape: GraphShape) -> tuple[Capacity, ...]:
@@ -76,6 +104,21 @@ def _bounds(config: Config, shape: GraphShape, num_seeds: int) -> tuple[Capacity
     draws = draws_of(config.sample, shape.num_relations)
     size = {"num_vertices": shape.num_vertices, "num_edges": shape.num_edges}
     return bounds(num_seeds, draws, **size, self_loops=config.model.self_loops)
+
+
+def gathered_first(stack: Stack, training: Graph) -> Stack:
+    """Return the stack of ranks that share a batch, with all rows of the input that a rank reads gathered by itself.
+
+    Features are mapped by every rank: to read a row again is less than to receive it. Where weights multiply the input's
+    rows first, or a norm counts them, each has one rank, which sends the result.
+    """
+    first, size = stack.blocks[0], stack.capacities[0]
+    below = [value.kind for value in training.values() if value.rows == first.sources]
+    if first not in stack.exchanged or any(k.has_parameters and not isinstance(k, Aggregate) for k in below):
+        return stack
+    sources = min(size.sources + size.received, stack.together[0].sources)
+    capacities = (Capacity(size.targets, sources, size.edges), *stack.capacities[1:])
+    return dataclasses.replace(stack, capacities=capacities, exchanged=stack.exchanged[1:])
 
 
 def draws_of(sample: SampleConfig, num_relations: int = 0) -> Draws:
@@ -97,7 +140,7 @@ def slot_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> Slo
     """Return what the memory of a drawn batch depends on. back: hops that are transposed, as `hops_back`."""
     return SlotPlan(
         draws=draws_of(config.sample, shape.num_relations),
-        capacities=tuple(reversed(stack.capacities)),
+        capacities=tuple(reversed(stack.together or stack.capacities)),
         num_vertices=shape.num_vertices,
         places=shape.weighted or config.model.typed,
         transposed=back,
@@ -121,17 +164,37 @@ def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> in
     Also scales of all vertices and, while they are made, three numbers for each; training vertices and their order.
     back: as for `slot_plan`.
     """
-    inputs, real = stack.capacities[0].sources, ITEM_BYTES[REAL[config.run.precision]]
-    features = BufferSpec("", inputs, shape.num_features, STORAGE[config.run.precision]).nbytes
+    real, drawn = ITEM_BYTES[REAL[config.run.precision]], stack.together or stack.capacities
+    inputs = drawn[0].sources
+    features = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision]).nbytes
     valued = reads_weights(config, shape.weighted, shape.repeats) or (
         is_corrected(config) and config.sample.weights != "block"
     )
     edge = real * valued + (4 if config.model.typed else 0)  # a type, as it is stored and as it is looked up
-    edges = sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(stack.capacities)))
+    edges = sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(drawn)))
     # Degrees of blocks are counted anew in every step, in double precision.
     norm = 2 * real if config.sample.weights != "block" else DEGREE_BYTES
     one = slot_plan(config, shape, stack, back).nbytes + edge * edges + features + (4 + norm) * inputs
+    one += _part_bytes(config, stack, back, edge, norm)
     vertices = shape.num_vertices
     batches = max((config.sample.ahead + 1) * one, SCALE_BYTES * vertices)
     order = ORDER_BYTES + DRAWN_BYTES * (config.sample.deal == "by-class")
     return batches + real * vertices + order * (shape.num_training or vertices)
+
+
+def _part_bytes(config: Config, stack: Stack, back: int, edge: int, norm: int) -> int:
+    """Return the bytes of a rank's part of a batch that ranks share, and of the pass over all edges that makes it.
+
+    edge: bytes of what an edge counts; norm: of the scales of a row.
+    """
+    if not stack.together:
+        return 0
+    part = making = 0
+    for hop, (size, whole) in enumerate(zip(reversed(stack.capacities), reversed(stack.together), strict=True)):
+        for rows in (size.targets, size.sources)[: 1 + (hop < back)]:
+            part += (4 + edge) * size.edges + 16 * (rows + 1)
+        part += 4 * (size.sent + size.sent_back) + (8 + norm) * size.sources
+        # The rank of each edge's row, and which rows each rank reads, both ways; of a rank's edges, places and columns.
+        reads = config.run.ranks * (whole.sources + whole.targets)
+        making = max(making, 4 * whole.edges + 32 * size.edges + 24 * whole.sources + reads)
+    return part + making

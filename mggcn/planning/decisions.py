@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mggcn.aggregate.base import Strategy
 from mggcn.aggregate.local import LocalPlan
+from mggcn.aggregate.shared import SharedPlan
 from mggcn.blocks.block import OWNED, WHOLE, Block, Stack
 from mggcn.config import Config
 from mggcn.memory.device import DEVICES, OPERAND, STORAGE
@@ -22,7 +23,7 @@ from mggcn.model.network import NETWORKS, Choices, Values, make_values
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats
-from mggcn.planning.batches import stack_of
+from mggcn.planning.batches import gathered_first, stack_of
 from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape
 
@@ -78,6 +79,7 @@ class RunDecisions:
                 compared=stack is not None and config.sample.compare_gradient > 0,
             ),
         )
+        stack = None if stack is None else gathered_first(stack, values.training)
         aggregates = values.aggregates if stack is None else ()
         required = choose_rows(run, aggregates, stats, strategy, values.reads_all)
         smaller = block_stats(required, stats)
@@ -120,10 +122,16 @@ class RunDecisions:
         smaller = {block: plan(run, stats, rank, False, True) for block, stats in self.smaller.items()}
         if self.stack is None:
             return {WHOLE: training, **smaller}, {WHOLE: exact}
-        local = zip(self.stack.blocks, self.stack.capacities, strict=True)
+        stack = self.stack
         kinds = (value.kind for value in self.values.training.values())
         back = {kind.block for kind in kinds if isinstance(kind, Aggregate) and kind.backward}
-        return {block: LocalPlan(size, block in back) for block, size in local}, {WHOLE: exact}
+        blocks: Plans = {
+            block: SharedPlan(size, run.ranks, block in back)
+            if block in stack.exchanged
+            else LocalPlan(size, block in back)
+            for block, size in zip(stack.blocks, stack.capacities, strict=True)
+        }
+        return blocks, {WHOLE: exact}
 
     def panel_width(self) -> int:
         """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks use the width that fits the

@@ -48,6 +48,8 @@ def opening_lines(
             f"{size} training vertices{dealt} and {fanout} drawn in-neighbours, {steps}: gradients are estimates of the "
             "whole graph's, evaluation is exact"
         )
+        if plan.stack.together:
+            lines.append("ranks share a batch: each of its rows is computed once, by the rank that owns it")
         if config.sample.deal == "ranges" and len(plan.ranks) > 1:
             lines.append(
                 f"batches depend on the {len(plan.ranks)} ranks: each shuffles a range of the training vertices"

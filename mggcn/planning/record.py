@@ -57,7 +57,15 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "programs": {p.name: [op.label for op in p.ops] for p in first.programs.all},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "partition": plan.stats.to_dict(),
-    } | ({} if plan.stack is None else {"batches": [dataclasses.astuple(size) for size in plan.stack.capacities]})
+    } | ({} if plan.stack is None else _stack_dict(plan.stack))
+
+
+def _stack_dict(stack: Stack) -> dict[str, Any]:
+    sizes: dict[str, Any] = {"batches": [dataclasses.astuple(size) for size in stack.capacities]}
+    if stack.together:
+        sizes["shared_batches"] = [dataclasses.astuple(size) for size in stack.together]
+        sizes |= {"exchanged": [block.name for block in stack.exchanged], "overlap": stack.overlap}
+    return sizes
 
 
 def _rank_dict(rank: RankPlan) -> dict[str, Any]:
@@ -107,5 +115,7 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
     shape = GraphShape(**content["graph"])
     stack = stack_of(config, shape)
     if stack is not None and "batches" in content:
-        stack = Stack(stack.blocks, tuple(Capacity(*size) for size in content["batches"]))
+        sizes, together = (tuple(Capacity(*c) for c in content.get(k, ())) for k in ("batches", "shared_batches"))
+        exchanged = tuple(block for block in stack.blocks if block.name in content.get("exchanged", ()))
+        stack = Stack(stack.blocks, sizes, together, exchanged, content.get("overlap", 0.0))
     return plan_run(config, shape, stats, strategy, nccl, figures=figures, stack=stack)

@@ -29,7 +29,7 @@ from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
-from mggcn.planning.batches import feed_bytes, hops_back, stack_of
+from mggcn.planning.batches import feed_bytes, gathered_first, hops_back, stack_of
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.programs import Lowering, Programs
 from mggcn.planning.pruning import LayerRows, set_bytes
@@ -214,7 +214,7 @@ def plan_run(
         ranks=ranks,
         nccl=nccl,
         figures=figures,
-        stack=stack,
+        stack=None if stack is None else gathered_first(stack, ranks[0].values.training),
     )
 
 
@@ -277,7 +277,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     if rank_sizes.device.is_host:
         regions["who holds which rows"] = stats.kept_bytes * shape.num_vertices
     if runs_nccl(config.run):
-        steps = exact.steps(1, rank_sizes.dtype, False) if graph else ()
+        steps = chain.from_iterable(plan.steps(1, rank_sizes.dtype, False) for plan in held)
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
         regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
     if config.sample.batch and common.stack is not None:

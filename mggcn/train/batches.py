@@ -16,8 +16,10 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from mggcn.aggregate.halo import Side
 from mggcn.aggregate.local import LocalBlock
 from mggcn.aggregate.relations import upload_tile
+from mggcn.aggregate.shared import SharedBlock
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.errors import PlanError
@@ -58,6 +60,9 @@ class BatchLoader:
         train = runtime.programs["train"]
         for block, edges in batch.edges.items():
             aggregation = train.aggregations[block]
+            if isinstance(aggregation, SharedBlock) and edges.remote is not None:
+                aggregation.load(*_sides(backend, edges, self._real, aggregation))
+                continue
             if not isinstance(aggregation, LocalBlock):
                 raise PlanError(f"block {block.name!r} does not take edges from a batch")
             if self.typed and edges.types is None:
@@ -110,6 +115,25 @@ def _matrices(
     if not block.back:
         return matrix, None
     return matrix, _sparse(backend, edges.transposed or _transposed(edges, num_sources), dtype, like_t)
+
+
+def _sides(
+    backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, block: SharedBlock
+) -> tuple[Side, Side | None]:
+    """Return both directions of a block that ranks share; backwards None where nothing reads it."""
+    like, like_t = block.loaded or (None, None)
+    forward = _side(backend, edges, dtype, like)
+    if not block.back or edges.transposed is None:
+        return forward, None
+    return forward, _side(backend, edges.transposed, dtype, like_t)
+
+
+def _side(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like: Side | None) -> Side:
+    remote, of = edges.remote, (None, None) if like is None else (like.own, like.halo)
+    if remote is None:
+        raise PlanError("a block that ranks share needs the edges from other ranks' rows in both directions")
+    own, halo = (_sparse(backend, part, dtype, old) for part, old in zip((edges, remote.edges), of, strict=True))
+    return Side(own, halo, backend.upload(remote.rows), remote.sent, remote.received)
 
 
 def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like: Sparse | None) -> Sparse:

@@ -1,0 +1,185 @@
+"""Batches that ranks share: gradients are those of batches of their own, and every row is computed once."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mggcn.assemble.rank import Rank
+from mggcn.config import Config
+from mggcn.feed.batch import BlockEdges
+from mggcn.feed.shared import Reads
+from mggcn.graph.csr import Graph
+from tests.feed.test_blocks import MODELS, graph_of
+from tests.feed.test_sampled import grads_of, sampled
+from tests.graphs import make_graph, on_ranks, pattern
+from tests.model.test_rgcn import typed_graph
+
+
+def shared(config: Config) -> Config:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, batches="cooperative"))
+
+
+def first_step(config: Config, graph: Graph) -> tuple[float, dict[str, Any]]:
+    return on_ranks(config, graph, lambda rank: (rank.trainer.gradients(0), grads_of(rank)))[0]
+
+
+def compare(found: tuple[float, dict[str, Any]], expected: tuple[float, dict[str, Any]]) -> None:
+    assert found[0] == pytest.approx(expected[0], rel=1e-12)
+    # A bias below a batch norm has a gradient of rounding alone.
+    largest = max(np.abs(gradient).max() for gradient in expected[1].values())
+    for key, gradient in expected[1].items():
+        np.testing.assert_allclose(found[1][key], gradient, atol=1e-10 * largest, err_msg=key)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_batches_of_their_own(name: str, ranks: int) -> None:
+    """Fails if a row that another rank computes is lost, late or another one, or its gradient is."""
+    config = sampled(ranks, MODELS[name])
+    compare(first_step(shared(config), graph_of()), first_step(config, graph_of()))
+
+
+@pytest.mark.parametrize("hidden", [(6,), (6, 5)])
+def test_relations(hidden: tuple[int, ...]) -> None:
+    """Fails if a relation's weights miss the edges from other ranks' rows."""
+    config = sampled(3, {"kind": "rgcn", "bases": 2, "hidden": hidden}, (3,) * (len(hidden) + 1), by_type=True)
+    graph = typed_graph("random", 4)
+    compare(first_step(shared(config), graph), first_step(config, graph))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "batch norm": {"kind": "sage", "aggregator": "mean", "norm_layer": "batch"},
+    "batch norm of the input": {"kind": "gcn", "norm_layer": "batch", "dense_before": (5,)},
+    "degrees of blocks": {"kind": "gcn", "self_loops": True},
+    "dropout": {
+        "kind": "gat",
+        "heads": 2,
+        "hidden": (8,),
+        "dropout": 0.4,
+        "attention_dropout": 0.3,
+        "input_dropout": 0.2,
+    },
+    "three layers": {"kind": "gcn", "hidden": (6, 9), "self_loops": True},
+}
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_gradients_are_those_of_one_rank(name: str, ranks: int) -> None:
+    """Fails if a batch norm counts a vertex twice, degrees are those of one rank's edges, or a mask depends on ranks."""
+    model = SETTINGS[name]
+    fanout = (3,) * (len(model.get("hidden", (6,))) + 1)
+    how = {"weights": "block"} if name == "degrees of blocks" else {}
+    alone = first_step(sampled(1, model, fanout, **how), graph_of())
+    compare(first_step(shared(sampled(ranks, model, fanout, **how)), graph_of()), alone)
+
+
+def test_with_batches_of_their_own_ranks_would_give_another_gradient() -> None:
+    """The test above fails where a vertex counts once for each rank that drew it."""
+    model = SETTINGS["batch norm"]
+    with pytest.raises(AssertionError):
+        compare(first_step(sampled(3, model), graph_of()), first_step(sampled(1, model), graph_of()))
+
+
+def test_losses_of_twenty_steps_on_any_number_of_ranks() -> None:
+    """Fails if a step keeps rows or numbers of the one before, or weights move otherwise."""
+    graph = make_graph(pattern("directed", 200, 3), num_features=5, num_classes=3, seed=2)
+    losses = []
+    for ranks, ahead in ((1, 0), (2, 2), (3, 1), (4, 0)):
+        config = sampled(ranks, {"kind": "gcn", "hidden": (6, 6), "dropout": 0.5}, (4, 3, 2), batch=24, ahead=ahead)
+        config = shared(dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=4)))
+        losses.append(
+            on_ranks(config, graph, lambda rank: (rank.feed.num_steps, [rank.trainer.step(e) for e in range(4)]))[0]
+        )
+    assert losses[0][0] >= 5
+    for found in losses:
+        np.testing.assert_allclose(found[1], losses[0][1], rtol=1e-12)
+
+
+def parts(rank: Rank) -> Any:
+    """Ids of the rows of every set in a step's part, and bytes and messages of the step beside those planned."""
+    batch = next(rank.feed.epoch(7, 0))
+    rows = {name.name: ids.copy() for name, ids in batch.rows.items()}
+    rank.comm.bytes_sent = rank.comm.messages = 0
+    rank.trainer.gradients(0)
+    return rows, rank.comm.messages, rank.comm.bytes_sent, rank.plan, rank.feed.stack
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gat"])
+def test_every_row_is_computed_once(kind: str) -> None:
+    """Fails if two ranks compute a row or none does, or a step sends a message or a byte more than was planned."""
+    model = {"kind": kind, "hidden": (8, 8)}
+    alone = on_ranks(sampled(1, model, (3, 3, 3)), graph_of(), parts)[0][0]
+    found = on_ranks(shared(sampled(3, model, (3, 3, 3))), graph_of(), parts)
+    # The input's rows are gathered by all that read them, but where weights multiply them first, as in attention.
+    inputs = "3 hops from the seeds"
+    for name in alone.keys() - ({inputs} if kind == "gcn" else set()):
+        together = np.concatenate([rows[name] for rows, *_ in found])
+        np.testing.assert_array_equal(np.sort(together), np.sort(alone[name]))
+    seeds = [rows["seeds"].size for rows, *_ in found]
+    assert max(seeds) - min(seeds) <= 1
+    for _, messages, sent, plan, stack in found:
+        assert len(stack.exchanged) == (2 if kind == "gcn" else 3)
+        assert messages == plan.messages(plan.train)
+        assert 0 < sent <= plan.bytes_sent(plan.train)
+
+
+def test_a_step_that_is_too_large_comes_in_halves_on_every_rank() -> None:
+    """Fails if ranks disagree about a step's parts, or the parts' gradients are not those of the step."""
+    config = shared(sampled(3, {"kind": "sage", "aggregator": "mean"}, batch=20))
+
+    def body(rank: Rank) -> Any:
+        feed: Any = rank.feed
+        sizes = feed.stack.capacities
+        feed.stack = dataclasses.replace(feed.stack, capacities=tuple(cut(size) for size in sizes))
+        count = sum(1 for _ in feed.epoch(1, 0))
+        return rank.trainer.gradients(0), grads_of(rank), count / feed.num_steps
+
+    def cut(size: Any) -> Any:
+        return dataclasses.replace(size, edges=size.edges // 2)
+
+    whole, found = first_step(config, graph_of()), on_ranks(config, graph_of(), body)
+    assert {count for *_, count in found} == {found[0][2]}
+    assert found[0][2] > 1
+    compare(found[0][:2], whole)
+
+
+def test_extents_of_drawn_batches_are_planned() -> None:
+    """Fails if extents are those of one rank, or a plan with them gives another gradient than bounds."""
+    graph = make_graph(pattern("directed", 200, 3), num_features=5, num_classes=3, seed=2)
+    found = {}
+    for plan in ("bound", "run"):
+        config = shared(sampled(3, {"kind": "gcn", "hidden": (6, 6)}, (4, 3, 2), batch=24, plan=plan))
+        found[plan] = on_ranks(
+            config, graph, lambda rank: (rank.trainer.gradients(0), grads_of(rank), rank.feed.stack)
+        )[0]
+    compare(found["run"][:2], found["bound"][:2])
+    by_run, by_bound = found["run"][2], found["bound"][2]
+    assert by_run.capacities[0].sources < by_bound.capacities[0].sources
+    assert by_run.capacities[1].received <= by_bound.capacities[1].received
+    assert by_run.overlap == by_bound.overlap > 1.1
+
+
+@pytest.mark.parametrize("fault", ["another row is sent", "another rank's row is read"])
+def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first test fails if a rank sends or reads other rows than the ones it should."""
+    of_rank = Reads.of_rank
+
+    def wrong(self: Reads, rank: int) -> BlockEdges:
+        edges = of_rank(self, rank)
+        assert edges.remote is not None
+        remote = edges.remote
+        if fault == "another row is sent":
+            return dataclasses.replace(edges, remote=dataclasses.replace(remote, rows=remote.rows[::-1].copy()))
+        read = dataclasses.replace(remote.edges, indices=remote.edges.indices[::-1].copy())
+        return dataclasses.replace(edges, remote=dataclasses.replace(remote, edges=read))
+
+    monkeypatch.setattr(Reads, "of_rank", wrong)
+    with pytest.raises(AssertionError):
+        test_gradients_are_those_of_batches_of_their_own("gcn-wide", 2)
