@@ -100,7 +100,8 @@ class Seeds:
         found -= np.arange(size)
         np.minimum(np.maximum.accumulate(found, axis=1, out=found), places.size - size, out=found)
         found += np.arange(size)
-        return places[found.ravel()]
+        out: Ids = places[found.ravel()]
+        return out
 
     def of_step(self, order: Ids, step: int) -> Ids:
         """Return the vertices of a step on all ranks, ascending if they are shuffled."""

@@ -63,11 +63,9 @@ def _shared_lines(config: Config, stack: Stack) -> list[str]:
         f"{size.received_back:,} and {size.sent_back:,}"
         for block, size in reversed(sizes.items())
     ]
-    first = "" if len(sizes) == len(stack.blocks) else "; features are gathered by each rank that reads them"
-    more = (
-        f": with batches of their own, ranks would compute {stack.overlap:.2f} times the rows" if stack.overlap else ""
-    )
-    return [f"  ranks share a batch, and every row of it is computed once{more}{first}", *lines]
+    first = "" if len(sizes) == len(stack.blocks) else ", features are gathered by each rank that reads them"
+    more = "" if not stack.overlap else f"; with batches of their own, ranks would have {stack.overlap:.2f} times as many"
+    return [f"  ranks share a batch: every row is computed once{first}{more}", *lines]
 
 
 def _mapped_bytes(shape: GraphShape) -> int:

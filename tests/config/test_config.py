@@ -87,6 +87,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "timeline": True,
         "order": "permute",
         "strategy": "delayed",
+        "batches": "cooperative",
         "delay": "5",
         "stale_aggregates": "reuse",
         "products": "gemm-first",
