@@ -64,7 +64,9 @@ def _shared_lines(config: Config, stack: Stack) -> list[str]:
         for block, size in reversed(sizes.items())
     ]
     first = "" if len(sizes) == len(stack.blocks) else ", features are gathered by each rank that reads them"
-    more = "" if not stack.overlap else f"; with batches of their own, ranks would have {stack.overlap:.2f} times as many"
+    more = (
+        "" if not stack.overlap else f"; with batches of their own, ranks would have {stack.overlap:.2f} times as many"
+    )
     return [f"  ranks share a batch: every row is computed once{first}{more}", *lines]
 
 
