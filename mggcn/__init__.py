@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mggcn.errors import MggcnError
     from mggcn.graph.csr import Graph
     from mggcn.graph.facts import describe
+    from mggcn.graph.links import split_links
     from mggcn.graph.options import GraphOptions
     from mggcn.interop.weights import from_dgl, from_pyg, to_pyg
 
@@ -43,6 +44,7 @@ _PUBLIC = {
     "describe": "graph.facts",
     "from_dgl": "interop.weights",
     "from_pyg": "interop.weights",
+    "split_links": "graph.links",
     "to_pyg": "interop.weights",
 }
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "from_pyg",
     "load",
     "save",
+    "split_links",
     "sweep",
     "to_pyg",
 ]

@@ -71,6 +71,11 @@ class Parts(TypedDict, total=False):
             "mae",
             "rmse",
             "r2",
+            "mrr",
+            "hits@10",
+            "hits@20",
+            "hits@50",
+            "hits@100",
         ]
         | Metric
     )
@@ -135,6 +140,10 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     plan: Literal["auto", "bound", "run"]
     ahead: int
     compare_gradient: int
+    embedding: int
+    decoder: Widths
+    negatives: int
+    negatives_from: Literal["uniform", "in-batch"]
     transport: Literal["auto", "single", "threads", "gloo", "nccl"]
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"]

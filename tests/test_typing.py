@@ -28,6 +28,9 @@ graph: mggcn.Graph = mggcn.load(edges, features="degree", labels=[0, 1, 1], spli
                                 options=mggcn.GraphOptions(symmetrize=True))
 mggcn.save(graph, "store", overwrite=True)
 print(mggcn.describe(graph), mggcn.__version__)
+links: mggcn.Graph = mggcn.split_links(graph, (0.8, 0.1, 0.1), negatives=5, seed=2)
+predictor = mggcn.Trainer(links, mggcn.GCN(8), embedding=16, decoder=(8,), negatives=2, negatives_from="in-batch",
+                          metric="mrr")
 models = [
     mggcn.GCN(hidden=(64, 64), dropout=0.5, norm_layer="batch"), mggcn.SAGE(16, aggregator="mean", self_loops=False),
     mggcn.GIN(8), mggcn.GAT(64, heads=8, attention_dropout=0.1), mggcn.GATv2(8), mggcn.SGC(3), mggcn.APPNP(8, hops=5),

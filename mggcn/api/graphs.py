@@ -67,6 +67,10 @@ def load(source: Any, *, root: str | Path | None = None, **arrays: Unpack[LoadAr
         ['ann', 'bob', 'eve']
     """
     native.limit_spinning()  # of no effect once the caller has loaded torch
+    if arrays.get("task") == "links":
+        raise ConfigError(
+            "links are edges of a graph that is loaded: mggcn.split_links(graph, (0.8, 0.1, 0.1)) splits them"
+        )
     if isinstance(source, list | tuple | dict) and not is_item(source):
         if odd := sorted(arrays.keys() - {"options", "name", "verify"}):
             raise ConfigError(

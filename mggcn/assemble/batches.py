@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble.stack import seeds_of
+from mggcn.assemble.stack import draws_of_links, seeds_of
 from mggcn.blocks.sampler import Sampler
 from mggcn.config import Config
 from mggcn.feed.batch import Scales
@@ -101,4 +101,5 @@ def sampled_feed(
         norm,
         sample.ahead,
         owner=owner if config.shares_batches else None,
+        links=draws_of_links(config, graph),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
 from mggcn.assemble.batches import mapped_once, norm_of, sampled_feed
+from mggcn.assemble.links import link_feed, link_scores, pair_loader
 from mggcn.assemble.plan import threads_per_rank
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
@@ -31,8 +32,9 @@ from mggcn.feed.batch import Batch, Feed, Scales, WholeGraph
 from mggcn.feed.features import FeatureReader
 from mggcn.feed.labels import read_labels
 from mggcn.graph.csr import Graph
+from mggcn.graph.splits import SPLITS
 from mggcn.memory.device import REAL, not_captured, scale_dtype
-from mggcn.model.runtime import Inputs
+from mggcn.model.runtime import Inputs, Target, require
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.partition import row_owners
@@ -41,8 +43,9 @@ from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.task import COUNTED
-from mggcn.train.batches import BatchLoader
+from mggcn.train.batches import BatchLoader, Vector
 from mggcn.train.inputs import load_inputs
+from mggcn.train.link_scores import LinkScores
 from mggcn.train.loop import Stop
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind, state_views
@@ -151,14 +154,17 @@ def make_rank(
         reader = dataclasses.replace(reader, graph=graph)
         owner = row_owners(partition).owner
         feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, reader, norm)
-    feed = feed or WholeGraph()
+    feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
         watch = Timeline(plan, comm, folder, feed.num_steps)
         runtime.annotate = counted.annotate = record_function
-    ranking = _ranking_scores(context, inputs)
     choice = _thread_choice(config, backend, first)
     load = _unchanged if feed.stack is None else _loader(context, runtime, feed.stack, reader, norm).load
+    ranking: RankingScores | LinkScores | None = _ranking_scores(context, inputs)
+    if graph.links:
+        load = pair_loader(config, graph, runtime, load).load
+        ranking = link_scores(config, graph, rank_plan, runtime, context.local_index, counted)
     trainer = RankTrainer(
         config, rank_plan, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice, feed, load
     )
@@ -179,15 +185,19 @@ def _loader(
 ) -> BatchLoader:
     """Return what brings a feed's batches to the device. norm: scales of all vertices, for batches that have none."""
     graph, config, backend = reader.graph, context.config, context.backend
-    dtype, whole = context.shard_options.dtype, runtime.inputs.target
+    dtype, whole = context.shard_options.dtype, runtime.inputs.owned.target
     if config.sample.deal == "by-class":
-        whole = unweighted(whole)
+        whole = unweighted(require(whole))
+
+    def target(ids: Vector, seeds: Vector) -> Target:
+        return batch_target(backend, graph, ids, seeds, require(whole), config.train, dtype)
+
     return BatchLoader(
         runtime=runtime,
         stack=stack,
         features=reader,
         norm=norm,
-        target=lambda ids, seeds: batch_target(backend, graph, ids, seeds, whole, config.train, dtype),
+        target=None if graph.links else target,
         dtype=context.rank_plan.sizes.dtype,
         typed=context.rank_plan.values.typed,
     )
@@ -248,16 +258,19 @@ def _read_inputs(context: _RankContext) -> Inputs:
     """Read the rank's shard and features, and write them to the device. Collective. Raises: ConfigError, GraphError."""
     config, graph, backend, options = context.config, context.graph, context.backend, context.shard_options
     owners, rank, partition = context.local_index, context.comm.rank, context.partition
-    labels = read_labels(graph, owners, rank, partition.owned(rank), config.data, options.dtype)
-    shard = build_shard(graph, partition, rank, options, owners)
-    reader = _reader(context)
-    target, sizes = make_target(backend, graph, labels, config, options.dtype)
+    target: Target | None = None
+    if graph.links:
+        sizes = tuple(graph.links[name].shape[0] if name in graph.links else 0 for name in SPLITS)
+    else:
+        labels = read_labels(graph, owners, rank, partition.owned(rank), config.data, options.dtype)
+        target, sizes = make_target(backend, graph, labels, config, options.dtype)
     _check_splits(config.train, sizes)
-    return load_inputs(backend, shard, reader, context.rank_plan, threads_per_rank(config), target)
+    shard = build_shard(graph, partition, rank, options, owners)
+    return load_inputs(backend, shard, _reader(context), context.rank_plan, threads_per_rank(config), target)
 
 
-def _check_splits(train: TrainConfig, sizes: tuple[int, int, int]) -> None:
-    """Raise ConfigError if a setting needs validation vertices and there are none."""
+def _check_splits(train: TrainConfig, sizes: Sequence[int]) -> None:
+    """Raise ConfigError if a setting needs validation vertices, or links, and there are none."""
     if sizes[1]:
         return
     if train.patience:
@@ -310,7 +323,7 @@ def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: Block
 def _ranking_scores(context: _RankContext, inputs: Inputs) -> RankingScores | None:
     """Return the gathered scores of metrics that need them in one place, None for others."""
     metric = context.config.train.metric
-    if metric in ("auto", *COUNTED):
+    if metric in ("auto", *COUNTED) or context.graph.links:
         return None
     graph, classes = context.graph, context.plan.shape.num_classes
     return RankingScores(metric, inputs, graph.num_vertices, classes, context.comm, context.backend)

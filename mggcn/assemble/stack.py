@@ -21,6 +21,7 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.feed.batch import BlockEdges
 from mggcn.feed.labels import class_weights, rows_of_labels
+from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.seeds import Seeds, ranges_of
 from mggcn.feed.shared import Reads, sizes_of
 from mggcn.graph.csr import Graph
@@ -57,12 +58,14 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
         return bound
     slots = dataclasses.replace(slot_plan(config, shape, bound, 0), places=False)
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
-    slot, seeds, run = Slot(slots), seeds_of(config, graph, owner), config.run
+    slot, seeds, run, links = Slot(slots), seeds_of(config, graph, owner), config.run, draws_of_links(config, graph)
     most = [(0, 0)] * len(bound.blocks)
     for number in range(DRAWN):
         together = _step(config, seeds, number)
-        drawn = sampler.draw(slot, seeds.of_rank(together, number % run.ranks), config.train.seed, number)
-        most = _larger(most, drawn)
+        own, left_out = seeds.of_rank(together, number % run.ranks), None
+        if links is not None:
+            own, left_out = links.of_seeds(config.train.seed, number, together, own)[0], links.left_out(together)
+        most = _larger(most, sampler.draw(slot, own, config.train.seed, number, left_out))
     return with_extents(bound, most, _least(config, shape, slots.draws))
 
 
@@ -128,8 +131,22 @@ def _most(drawn: Drawn, seeds: Seeds, of_row: Any, step: npt.NDArray[np.int64]) 
     return np.stack(most)
 
 
+def draws_of_links(config: Config, graph: Graph) -> LinkDraws | None:
+    """Return how a run draws the pairs of its training links; None for a graph without."""
+    if not graph.links:
+        return None
+    links = config.links
+    return LinkDraws(graph.links["train"], graph.num_vertices, links.negatives, links.negatives_from == "in-batch")
+
+
 def seeds_of(config: Config, graph: Graph, owner: Any) -> Seeds:
-    """Return the steps of a run's training vertices. Raises: ConfigError for batches too large to be drawn by class."""
+    """Return the steps of a run's training vertices, or links, which belong to the owners of their sources.
+
+    Raises: ConfigError for batches too large to be drawn by class.
+    """
+    if graph.links:
+        links, sample = graph.links["train"].array(), config.sample
+        return Seeds(np.arange(links.shape[0]), sample.batch, sample.drop_last, owner[links[:, 0]], config.run.ranks)
     training = training_rows(graph, config.data.splits, config.data.split)
     train = np.flatnonzero(training) if training is not None else np.zeros(0, np.int64)
     sample, ranks = config.sample, config.run.ranks

@@ -20,6 +20,10 @@ class RowSet:
 
 OWNED = RowSet("owned")
 """All rows of a rank."""
+EVERYONE = RowSet("all vertices")
+"""All vertices of the graph, in their order, on every rank."""
+PAIRS = RowSet("pairs")
+"""Pairs of vertices that a step scores on a rank, links and negatives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="memory for sorting edges, such as 512MiB; more edges than that go through files beside STORE (default: 1GiB)",
     )
+    parser.add_argument(
+        "--links",
+        metavar="SHARES",
+        help="predict links: split the edges into those that train, validate and test, such as 0.8,0.1,0.1, and take the "
+        "latter two, and their reverses, out of the graph; labels and splits of vertices are left out",
+    )
+    parser.add_argument(
+        "--negatives",
+        type=whole,
+        metavar="K",
+        help="with --links: destinations without an edge that each validation and test link is compared with (default: 20)",
+    )
+    parser.add_argument(
+        "--links-seed", type=whole, metavar="SEED", help="with --links: another seed splits otherwise (default: 1)"
+    )
     parser.add_argument("--name", help="name of the graph; default: that of STORE, or of a store that is copied")
     parser.add_argument(
         "--verify",
@@ -124,6 +139,10 @@ def run(arguments: argparse.Namespace) -> int:
     a = arguments
     if a.store is None and (a.join or not a.verify):
         raise ConfigError("mggcn prepare needs a STORE to write, or --verify to check SOURCE alone")
+    if a.links is None and (a.negatives, a.links_seed) != (None, None):
+        raise ConfigError(
+            "--negatives and --links-seed belong to --links; give it the shares, such as --links 0.8,0.1,0.1"
+        )
     splits = {name: path for name in ("train", "val", "test") if (path := getattr(a, name)) is not None}
     options = GraphOptions(
         symmetrize=a.symmetrize, duplicates=a.duplicates, self_loops=a.self_loops, row_normalize=a.row_normalize
@@ -166,14 +185,29 @@ def _loaded(a: argparse.Namespace, room: Room, options: GraphOptions, extra: dic
     """Return the graph of one source, or of several joined."""
     from mggcn.api.load import load_joined, load_source
     from mggcn.graph.layout import is_own
+    from mggcn.graph.links import NEGATIVES, split_links
 
     if a.join:
         sources = _parts([a.source, *a.join])
-        return load_joined(sources, options=options, verify=a.verify, name=a.name or a.store.name, room=room)
-    graph = load_source(a.source, options=options, verify=a.verify, name=a.name, room=room, **extra)
-    if a.name or a.store is None or is_own(graph.meta):
+        graph = load_joined(sources, options=options, verify=a.verify, name=a.name or a.store.name, room=room)
+    else:
+        graph = load_source(a.source, options=options, verify=a.verify, name=a.name, room=room, **extra)
+        if not (a.name or a.store is None or is_own(graph.meta)):
+            graph = replace(graph, name=a.store.resolve().name)
+    if a.links is None:
         return graph
-    return replace(graph, name=a.store.resolve().name)
+    negatives, seed = NEGATIVES if a.negatives is None else a.negatives, 1 if a.links_seed is None else a.links_seed
+    return split_links(graph, _shares(a.links), negatives=negatives, seed=seed)
+
+
+def _shares(text: str) -> list[float]:
+    """Return the numbers of --links. Raises: ConfigError."""
+    from mggcn.errors import ConfigError
+
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--links expects three shares, such as 0.8,0.1,0.1, got {text!r}") from error
 
 
 def _memory(text: str) -> int:

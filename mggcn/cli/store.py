@@ -78,6 +78,7 @@ def extents(graph: Graph) -> dict[str, Any]:
         "task": graph.task,
         "relations": graph.num_relations,
         "splits": {name: rows.shape[0] for name, rows in graph.splits.items()},
+        **({"links": {name: rows.shape[0] for name, rows in graph.links.items()}} if graph.links else {}),
     }
 
 

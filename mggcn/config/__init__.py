@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from mggcn.config.links import LinksConfig as LinksConfig
 from mggcn.config.model import ModelConfig as ModelConfig
 from mggcn.config.sample import SampleConfig as SampleConfig
 from mggcn.config.values import DEBUG, DROPPED, RENAMED, Range, fields_of, parse_field, setting
@@ -97,9 +98,15 @@ class TrainConfig:
         "mae",
         "rmse",
         "r2",
+        "mrr",
+        "hits@10",
+        "hits@20",
+        "hits@50",
+        "hits@100",
     ] = "auto"
-    """Score of the history. auto: the one that the store names; else accuracy for classes, micro_f1 for several labels, and
-    for numbers rmse, or mae under the loss mae. Of several labels or targets: the mean, except for micro_f1."""
+    """Score of the history. auto: the one that the store names; else accuracy for classes, micro_f1 for several labels,
+    roc_auc for links, and for numbers rmse, or mae under the loss mae. Of several labels or targets: the mean, except for
+    micro_f1."""
     seed: int = 1
     """Seed of weights, dropout and partition, in [0, 2^32)."""
     repeat: Annotated[int, Range(1)] = 1
@@ -268,6 +275,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    links: LinksConfig = field(default_factory=LinksConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
@@ -324,6 +332,7 @@ PARTS: dict[str, type] = {
     "model": ModelConfig,
     "train": TrainConfig,
     "sample": SampleConfig,
+    "links": LinksConfig,
     "run": RunConfig,
 }
 TABLES = (*PARTS, "debug")

@@ -52,14 +52,31 @@ class RemoteEdges:
     sent: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of rows that a step scores on one rank, links first: heads and tails int32 (M,), of S rows.
+
+    links: how many are links; total: pairs of the step on all ranks. indptr int64 (S + 1,), ends int32 (2 M,): which ends
+    of pairs each row is, as places among heads and then tails.
+    """
+
+    heads: npt.NDArray[np.int32]
+    tails: npt.NDArray[np.int32]
+    links: int
+    total: int
+    indptr: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int32]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """One step on one rank. rows: ids of the vertices of each row set; edges: of each block.
 
     seeds: the last row sets of all ranks, over which the loss is a mean. What a feed need not give, and the device's side
     finds else: features (S, D) of the first block's sources, as the arena keeps rows, on the host; scales: S_r and S_c of
-    each row set. last: whether the step ends with it; a step that is larger than was planned comes in several parts, whose
-    gradients are added.
+    each row set. pairs: of the seeds, or of all rows, that are scored where links are predicted; seeds are then numbers of
+    training links. last: whether the step ends with it; a step that is larger than was planned comes in several parts,
+    whose gradients are added.
     """
 
     rows: Mapping[RowSet, npt.NDArray[np.int64]] = field(default_factory=dict)
@@ -67,6 +84,7 @@ class Batch:
     seeds: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     features: Tensor | None = None
     scales: Mapping[RowSet, Scales] | None = None
+    pairs: Pairs | None = None
     last: bool = True
 
     def copy(self) -> Batch:

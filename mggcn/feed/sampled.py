@@ -24,6 +24,7 @@ from mggcn.config import SampleConfig
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.relation_means import RelationMeans
 from mggcn.feed.seeds import Seeds
 from mggcn.feed.shared import part_of
@@ -119,8 +120,9 @@ class SampledFeed:
 
     memory: makes that of a batch's features. ahead: batches that are made beside the step. norm (N,): S_r and S_c of the
     whole graph. keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each
-    vertex, where ranks share a batch: each draws all of it, and takes its part. Memory: ahead + 1 batches, as
-    planning/batches.py counts them.
+    vertex, where ranks share a batch: each draws all of it, and takes its part. links: where links are predicted, seeds
+    are numbers of training links, and the vertices of their pairs take their place when a batch is drawn, from which the
+    step's links are left out. Memory: ahead + 1 batches, as planning/batches.py counts them.
     """
 
     def __init__(
@@ -136,7 +138,9 @@ class SampledFeed:
         ahead: int,
         keep: bool = False,
         owner: Vector | None = None,
+        links: LinkDraws | None = None,
     ) -> None:
+        self._links: LinkDraws | None = links
         self.stack: Stack = stack
         self.num_steps: int = seeds.num_steps
         self._sampler, self._seeds, self._rank = sampler, seeds, rank
@@ -198,8 +202,9 @@ class SampledFeed:
     def _halves(self, step: _Step, seeds: Vector, *, last: bool) -> Iterator[Batch]:
         """Yield the parts of a step whose seeds on this rank are too many for what was planned."""
         if seeds.size < 2:
+            what = "vertex" if self._links is None else "link"
             raise PlanError(
-                f"the neighbourhood of vertex {seeds[0]} alone is larger than a batch was planned to be; set smaller "
+                f"the neighbourhood of {what} {seeds[0]} alone is larger than a batch was planned to be; set smaller "
                 "fan-outs or sample.plan = bound"
             )
         middle = seeds.size // 2
@@ -213,14 +218,18 @@ class SampledFeed:
     def _drawn(self, step: _Step, seeds: Vector) -> Batch | None:
         """Draw and gather the batch of some seeds in the place that this step alone uses; None if it is too large."""
         place = self._places[step.at % len(self._places)]
+        pairs = left_out = None
+        if self._links is not None:
+            seeds, pairs = self._links.of_seeds(step.seed, step.number, step.seeds, seeds)
+            left_out = self._links.left_out(step.seeds)
         try:
-            drawn = self._sampler.draw(place.slot, seeds, step.seed, step.number % 2**32)
+            drawn = self._sampler.draw(place.slot, seeds, step.seed, step.number % 2**32, left_out)
         except BatchTooLargeError:
             return None
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
         normed = self._scales(rows, edges, drawn, place)
-        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=normed)
+        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=normed, pairs=pairs)
         if self._owner is not None:
             try:
                 batch = part_of(batch, self._ranks_of(drawn, seeds), self.stack, self._rank, self._seeds.ranks)

@@ -50,6 +50,8 @@ def check_graph(graph: Graph) -> None:
     if graph.ids is not None:
         _expect_rows(graph.ids.shape[0], graph, "ids")
     _check_splits(graph)
+    if graph.links:
+        _check_links(graph)
 
 
 def check_structure(graph: Graph) -> None:
@@ -168,6 +170,35 @@ def _check_entries(labels: Rows, graph: Graph) -> None:
             raise GraphError(
                 f"labels must be {expected}; column {column} of vertex {start + int(row)} holds {part[row, column]}"
             )
+
+
+def _check_links(graph: Graph) -> None:
+    """Check links: training ones, and equally many negatives of all others, between vertices of the graph."""
+    if "train" not in graph.links or not graph.links["train"].shape[0]:
+        raise GraphError(f"{graph.name} has links to score and none to train on; split its edges again (--links)")
+    if graph.labels is not None or graph.splits or graph.num_relations:
+        raise GraphError(
+            f"{graph.name} has links to predict, and labels, splits or relations beside them; leave them out"
+        )
+    widths = {name: rows.shape[-1] for name, rows in graph.links.items()}
+    scored = {width for name, width in widths.items() if name != "train"}
+    if widths["train"] != 2 or len(scored) > 1 or min(scored, default=3) < 3:
+        raise GraphError(
+            f"links must be two vertices to train, and two and equally many negatives to validate and test, got rows of "
+            f"{', '.join(f'{width} ({name})' for name, width in widths.items())}; split the edges again (--links)"
+        )
+    for name, rows in graph.links.items():
+        if len(rows.shape) != 2 or rows.dtype != np.int32:
+            raise GraphError(f"links must be int32 rows, {name} holds {rows.dtype} of shape {rows.shape}; convert them")
+        step = max(1, WINDOW // rows.shape[1])
+        for start in range(0, rows.shape[0], step):
+            part = rows.read(start, start + step)
+            if part.min() < 0 or part.max() >= graph.num_vertices:
+                bad = start + int(np.flatnonzero(((part < 0) | (part >= graph.num_vertices)).any(1))[0])
+                raise GraphError(
+                    f"{name} link {bad} names a vertex outside 0 .. {graph.num_vertices - 1}; split the edges again "
+                    "(--links)"
+                )
 
 
 def known_labels(part: Array) -> Array:

@@ -239,6 +239,8 @@ def with_options(graph: Graph, options: GraphOptions, room: Room = IN_MEMORY) ->
     changes: dict[str, Any] = {}
     options = options.resolved()
     if (options.symmetrize and not graph.symmetric) or options.self_loops != "keep":
+        if graph.links:
+            raise GraphError(f"the edges of {graph.name} are split into links; change them first, then split (--links)")
         (adj, adj_t, merged), _ = build_adjacency(
             of_matrix(graph.adj), graph.num_vertices, options, graph.num_relations or None, room=room
         )

@@ -119,9 +119,14 @@ class CSR:
         return indices
 
 
-Task = Literal["classes", "labels", "numbers"]
+Task = Literal["classes", "labels", "numbers", "links"]
 COLUMNS: Mapping[Task, str] = MappingProxyType(
-    {"classes": "classes", "labels": "labels a vertex", "numbers": "numbers a vertex"}
+    {
+        "classes": "classes",
+        "labels": "labels a vertex",
+        "numbers": "numbers a vertex",
+        "links": "columns of an embedding",
+    }
 )
 """What the columns of scores are, by task."""
 
@@ -134,7 +139,12 @@ REPEATS: tuple[Repeats, ...] = ("counted", "summed")
 
 def columns(task: Task, count: int) -> str:
     """Return the number of columns of a task in words, such as "3 classes"."""
-    one = {"classes": "class", "labels": "label a vertex", "numbers": "number a vertex"}
+    one = {
+        "classes": "class",
+        "labels": "label a vertex",
+        "numbers": "number a vertex",
+        "links": "column of an embedding",
+    }
     return f"{count} {one[task] if count == 1 else COLUMNS[task]}"
 
 
@@ -162,6 +172,9 @@ class Graph:
         num_relations: Number of relations if edges have types, else 0.
         class_names: Names of classes, or of columns of the labels, in order; () where none were given.
         ids: Rows [N] of int64, uint64 or strings: how the source names vertices, None if by their rows.
+        links: Of a graph whose links are to be predicted, from "train", "val" and "test" to Rows int32: source and
+            destination [T, 2] of training links, which are edges; of the others [M, 2 + K], with K negatives, destinations
+            to which the source has no edge.
         meta: Content of meta.json: licence, provenance, published results, SHA-256 of every file.
     """
 
@@ -176,6 +189,7 @@ class Graph:
     num_relations: int = 0
     ids: Rows | None = None
     class_names: tuple[str, ...] = ()
+    links: Mapping[str, Rows] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """One line of extents; `mggcn.describe` looks at the content."""
@@ -212,7 +226,11 @@ class Graph:
 
     @property
     def task(self) -> Task:
-        """What to predict: one class, several labels, or numbers; it follows from the labels' type and shape."""
+        """What to predict: links, if there are any, else what follows from the labels' type and shape: one class, several
+        labels, or numbers.
+        """
+        if self.links:
+            return "links"
         if self.labels is None or len(self.labels.shape) == 1:
             return "classes"
         return "labels" if self.labels.dtype == np.int8 else "numbers"
@@ -252,10 +270,10 @@ class Graph:
         else:
             several = [f"{name} ({count})" if count > 1 else name for name, count in counts.items()]
             splits = f"splits {', '.join(several) or 'none'}"
-        return (
-            f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {features}, "
-            f"{columns(self.task, self.num_classes)}, {splits}"
-        )
+        predicted = f"{columns(self.task, self.num_classes)}, {splits}"
+        if self.links:
+            predicted = "links: " + ", ".join(f"{rows.shape[0]:,} {name}" for name, rows in self.links.items())
+        return f"{self.num_vertices:,} vertices, {self.num_edges:,} stored edges, {kind}, {features}, {predicted}"
 
 
 def falls(pointers: Array) -> npt.NDArray[np.bool_]:

@@ -61,6 +61,10 @@ def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "gra
     """
     if not graphs:
         raise GraphError("expected at least one graph to join, got none")
+    if any(graph.links for graph in graphs):
+        raise GraphError(
+            "graphs whose links are to be predicted cannot be joined; join them first, then split the links"
+        )
     _expect_alike(graphs)
     parts = parts or [""] * len(graphs)
     starts = list(accumulate((graph.num_vertices for graph in graphs), initial=0))

@@ -41,7 +41,7 @@ def graph_arrays(graph: Graph) -> dict[str, Rows]:
         arrays["labels"] = graph.labels
     if graph.ids is not None:
         arrays["ids"] = graph.ids
-    return arrays | dict(graph.splits)
+    return arrays | dict(graph.splits) | {f"{part}_links": rows for part, rows in graph.links.items()}
 
 
 def npy_nbytes(rows: Rows) -> int:

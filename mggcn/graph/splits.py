@@ -31,7 +31,14 @@ def training_rows(graph: Graph, splits: str, split: int) -> npt.NDArray[np.bool_
 
 
 def check_split(graph: Graph, splits: str, split: int) -> None:
-    """Refuse a family without training vertices, or a split that it does not have. Raises: GraphError. Cost: none."""
+    """Refuse a family without training vertices, or a split that it does not have. Raises: GraphError. Cost: none.
+
+    Links are of one split, which its graph was made for.
+    """
+    if graph.links:
+        if splits != "main" or split:
+            raise GraphError(f"{graph.name} has one split of its links; leave data.split out")
+        return
     train = split_name(splits, "train")
     if train not in graph.splits:
         raise GraphError(

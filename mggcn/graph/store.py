@@ -34,6 +34,7 @@ from mggcn.graph.layout import (
     graph_sha256,
     is_own,
 )
+from mggcn.graph.splits import SPLITS
 from mggcn.graph.store_write import write_store
 from mggcn.graph.trusted import Trusted
 
@@ -95,6 +96,7 @@ def open_store(path: str | Path, verify: bool = False) -> Graph:
         meta=meta,
         class_names=_class_names(folder, meta, labels),
         ids=_ids(files, meta) if "ids" in names else None,
+        links={part: files.open(f"{part}_links") for part in SPLITS if f"{part}_links" in names},
         num_relations=0 if adj.types is None else _count(meta, "num_relations") or _highest(adj.types) + 1,
     )
     if is_own(meta):
@@ -334,6 +336,7 @@ def _compare_extents(graph: Graph, folder: Path) -> None:
     }
     expected |= dict.fromkeys(graph.splits, num_vertices)
     types = {"features": (np.float32, 2), "labels": _label_type(graph)} | dict.fromkeys(graph.splits, (np.bool_, 2))
+    types |= dict.fromkeys((f"{part}_links" for part in graph.links), (np.int32, 2))
     for name, rows in graph_arrays(graph).items():
         dtype, ndim = types.get(name, (rows.dtype, 1))
         came = rows.shape[-1] if name in graph.splits else rows.shape[0]

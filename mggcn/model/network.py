@@ -28,7 +28,7 @@ from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, merge_pr
 from mggcn.model.rewrite.scales import push_scales
 from mggcn.model.rewrite.storage import make_again, prune, read_outputs, recompute, round_operands, spare_gradients
 from mggcn.model.runtime import Parameter
-from mggcn.model.stack import propagated, stack
+from mggcn.model.stack import PairScoring, propagated, stack
 from mggcn.model.values import Graph, Value
 
 NETWORKS: Final[Mapping[str, Network]] = MappingProxyType(
@@ -45,7 +45,8 @@ class Choices:
 
     blocks: of a step, the input's first; capacities: of those that are not the whole graph; evaluated: the blocks of an
     evaluation. num_relations: of the graph's edges, 0 without types. counted: whether values of edges are numbers of
-    parallel ones. compared: whether the exact gradient is wanted beside that of a step's blocks.
+    parallel ones. compared: whether the exact gradient is wanted beside that of a step's blocks. pairs: how pairs of the
+    results are scored, which the loss then compares.
     """
 
     shape: InputShape
@@ -59,6 +60,7 @@ class Choices:
     capacities: tuple[Capacity, ...] = ()
     evaluated: tuple[Block, ...] = (WHOLE,)
     compared: bool = False
+    pairs: PairScoring | None = None
 
     @property
     def rounds(self) -> bool:
@@ -126,7 +128,9 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     """
     sizes = (num_features, num_classes, choices.num_relations)
     blocks = choices.blocks
-    written, parameters = _written(network, config, *sizes, training=True, counted=choices.counted, blocks=blocks)
+    written, parameters = _written(
+        network, config, *sizes, training=True, counted=choices.counted, blocks=blocks, pairs=choices.pairs
+    )
     _check_precision(written, choices.precision)
     uses = _layer_uses(written, config, dict(zip(blocks, choices.capacities, strict=False)))
     if not uses:
@@ -144,7 +148,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     counted, evaluated = choices.counted, choices.evaluated
     logits, _ = _written(network, config, *sizes, training=False, counted=counted, blocks=evaluated)
     scored = _forward(logits, config.norm, choice, layers, []).roots[0]
-    evaluation = _fused(Graph((Value(Score(), (scored,)),)), choices.rounds, [])
+    evaluation = _fused(Graph((Value(Score(choices.pairs is None), (scored,)),)), choices.rounds, [])
     return Values(
         config=config,
         num_features=num_features,
@@ -180,13 +184,14 @@ def _written(
     training: bool,
     counted: bool = False,
     blocks: tuple[Block, ...] = (WHOLE,),
+    pairs: PairScoring | None = None,
 ) -> tuple[Graph, dict[str, Parameter]]:
     """The graph as the model's function writes it."""
     builder = Builder(config, num_classes, training, num_relations, counted, blocks)
     logits = network(builder, builder.input(num_features), config)
     if logits.cols != num_classes:
         raise PlanError(f"the model returns {logits.cols} columns for {num_classes} classes; return one for each class")
-    return Graph((logits,)), builder.parameters
+    return Graph((logits if pairs is None else pairs(builder, logits),)), builder.parameters
 
 
 def _check_precision(written: Graph, precision: str) -> None:

@@ -86,8 +86,23 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairRows:
+    """The pairs of a step on the device: M pairs of rows of a set of S rows.
+
+    heads, tails int32 (M,): the rows of each. matrix: with an entry of row v for each end of a pair that v is. Where scores
+    are dot products, its column is the row at the other end, and values are room for the gradients of pairs; else it has no
+    values, and the column is the place of the end among heads and then tails. pair int32 (2 M,): the pair of each entry.
+    """
+
+    heads: Tensor
+    tails: Tensor
+    matrix: Sparse
+    pair: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The constant inputs of a rank, by row set, and the sparse ones of its owned rows.
+    """The constant inputs of a rank, by row set, the pairs of a step, and the sparse inputs of its owned rows.
 
     sparse, sparse_t: X or A_hat X as CSR and its transpose; dropped and dropped_t share their structure with values of
     their own, rewritten each epoch under input dropout; position int32 (nnz,): entry of `sparse` for each entry of
@@ -100,6 +115,7 @@ class Inputs:
     dropped: Sparse | None = None
     dropped_t: Sparse | None = None
     position: Tensor | None = None
+    pairs: PairRows | None = None
 
     @property
     def owned(self) -> Rows:

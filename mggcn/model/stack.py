@@ -13,6 +13,7 @@ from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.model.builder import Builder
 from mggcn.model.convolutions import CONVOLUTIONS, Convolution
+from mggcn.model.kinds.pairs import PairDot, PairProduct, scored_pairs
 from mggcn.model.values import Value
 
 
@@ -43,6 +44,28 @@ def propagated(b: Builder, x: Value, model: ModelConfig) -> Value:
     for _ in range(model.hops):
         z = b.blend(b.aggregate(z), first, model.teleport)
     return z
+
+
+@dataclass(frozen=True, slots=True)
+class PairScoring:
+    """How a step scores pairs of embeddings. decoder: hidden widths of a network on their product, none for a dot product.
+
+    num_vertices: N where pairs are of the rows of all ranks, else 0. dtype: of activations.
+    """
+
+    decoder: tuple[int, ...]
+    num_vertices: int
+    dtype: str
+
+    def __call__(self, b: Builder, x: Value) -> Value:
+        """Return the scores of a step's pairs (M, 1), as logits of a link."""
+        x = scored_pairs(x, self.num_vertices, self.dtype)
+        if not self.decoder:
+            return Value(PairDot(), (x,), 1)
+        x = Value(PairProduct(), (x,), x.cols)
+        for width in self.decoder:
+            x = b.relu(b.dense(x, width))
+        return b.dense(x, 1)
 
 
 @dataclass(frozen=True, slots=True)

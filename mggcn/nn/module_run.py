@@ -101,6 +101,11 @@ def _resolved(config: Config, graph: Graph) -> Config:
             default = getattr(getattr(Config(), table), item.name)
             if item.name not in TAKEN and getattr(getattr(config, table), item.name) != default:
                 raise _not_taken([setting(table, item.name)])
+    if graph.links:
+        raise ConfigError(
+            f"the edges of {graph.name} are split into links, which the models of mggcn predict; a module of your own "
+            "scores vertices: train it on the graph from its source"
+        )
     check_split(graph, config.data.splits, config.data.split)
     transport = config.run.transport
     if config.run.ranks == 1:

@@ -15,6 +15,7 @@ from mggcn.memory.device import REAL, STORAGE
 from mggcn.memory.units import human
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.values import Graph
+from mggcn.planning.links import seeds_of_one
 from mggcn.planning.shape import GraphShape
 
 SCALE_BYTES = 24
@@ -32,7 +33,8 @@ def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nby
     sample, inputs = config.sample, stack.capacities[0].sources
     redundancy = steps * config.run.ranks * inputs / shape.num_vertices
     lines = [
-        f"batches of {min(sample.batch, shape.num_training or sample.batch):,} training vertices on all ranks, "
+        f"batches of {min(sample.batch, shape.num_training or sample.batch):,} training "
+        f"{'links' if shape.task == 'links' else 'vertices'} on all ranks, "
         f"{steps:,} step{'s' * (steps > 1)} an epoch; a rank has at most"
     ]
     for block, size, fanout in zip(reversed(stack.blocks), reversed(stack.capacities), sample.fanout, strict=True):
@@ -90,14 +92,14 @@ def stack_of(config: Config, shape: GraphShape, owned: int = 0) -> Stack | None:
         raise ConfigError("sample.draw weight needs a graph with weights, and this one has none; draw uniformly")
     seeds, ranks = min(sample.batch, shape.num_training or shape.num_vertices), config.run.ranks
     if not config.shares_batches:
-        return hops_of(_bounds(config, shape, -(-seeds // ranks)))
+        return hops_of(_bounds(config, shape, -(-seeds // ranks) * seeds_of_one(config, shape)))
     together, draws = _bounds(config, shape, seeds), draws_of(sample, shape.num_relations)
     return shared_hops(together, draws, ranks, owned or shape.num_vertices, config.model.self_loops)
 
 
 def one_vertex(config: Config, shape: GraphShape) -> tuple[Capacity, ...]:
-    """Return the bounds of what a single seed draws, of the hop at the seeds first."""
-    return _bounds(config, shape, 1)
+    """Return the bounds of what a single seed, or the pairs of a single link, draw, of the hop at the seeds first."""
+    return _bounds(config, shape, seeds_of_one(config, shape))
 
 
 def _bounds(config: Config, shape: GraphShape, num_seeds: int) -> tuple[Capacity, ...]:

@@ -24,6 +24,7 @@ from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats
 from mggcn.planning.batches import gathered_first, stack_of
+from mggcn.planning.links import pair_rows, scoring_of
 from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape
 
@@ -77,6 +78,7 @@ class RunDecisions:
                 blocks=(WHOLE,) if stack is None else stack.blocks,
                 capacities=() if stack is None else stack.capacities,
                 compared=stack is not None and config.sample.compare_gradient > 0,
+                pairs=scoring_of(config, shape),
             ),
         )
         stack = None if stack is None else gathered_first(stack, values.training)
@@ -111,7 +113,7 @@ class RunDecisions:
         """Return the sizes that determine a rank's buffers."""
         run = self.config.run
         rows, device = self.stats.counts[rank], DEVICES[run.device]
-        sets = {OWNED: rows} | ({} if self.stack is None else self.stack.rows)
+        sets = {OWNED: rows} | ({} if self.stack is None else self.stack.rows) | pair_rows(self.config, self.shape)
         return Sizes(rows=sets, dtype=STORAGE[run.precision], operand=OPERAND[run.precision], device=device)
 
     def aggregations(self, rank: int) -> tuple[Plans, Plans]:

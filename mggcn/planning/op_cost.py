@@ -125,7 +125,7 @@ def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0)
             yield op.label, [*_work(sizes, op), *statistics]
     training = program is rank.train
     if rank.ranks > 1:
-        sums = (rank.gradient_bytes, 8 * SIGNALS) if training else (rank.score_bytes,)
+        sums = (rank.gradient_bytes, 8 * SIGNALS) if training else rank.score_bytes
         yield "sums over ranks", [Sum(nbytes) for nbytes in sums]
     if training:
         # Weights and states are read and written, gradients read.

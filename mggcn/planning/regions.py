@@ -63,6 +63,7 @@ class RankSizes:
     rows: V; input: how this rank's is kept.
     forward, backward: the number of matrices of every size for A^T, and for A if those differ.
     drawn: those among them that each step draws, which on the host lie in the memory of its batch.
+    pairs: of a step that predicts links, whose matrix is made anew in every step.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
 
@@ -75,6 +76,7 @@ class RankSizes:
     forward: Mapping[Matrix, int]
     backward: Mapping[Matrix, int]
     drawn: Mapping[Matrix, int]
+    pairs: Matrix | None
     index_bytes: int
     assignment_bytes: int
     figures: Figures
@@ -104,7 +106,9 @@ class RankSizes:
         """Return bytes by purpose, without the arena; panel: columns that set-up aggregates at a time, 0 for none."""
         stats, rows = DEVICES[self.config.run.device], self.rows
         graph = self.config.model.aggregates
-        labels = 4 if self.shape.task == "classes" else self.item * self.shape.num_classes
+        labels = (
+            4 if self.shape.task == "classes" else self.item * self.shape.num_classes * (self.shape.task != "links")
+        )
         regions = {
             "features": self.input.nbytes,
             "graph": self._graph_bytes() if graph else 0,
@@ -172,6 +176,8 @@ class RankSizes:
         tiles = [(m.rows, m.nnz, self.shape.weighted, count) for m, count in matrices]
         if self.values.typed:
             tiles = [one for m, count in matrices for one in self._by_relation(m).matrices(m, count)]
+        if self.pairs is not None:
+            tiles.append((self.pairs.rows, self.pairs.nnz, True, 1))
         choice = self.input
         if not choice.sparse:
             return tiles
@@ -203,13 +209,16 @@ class RankSizes:
         matrices, width = self._matrices(), self._widest(panel)
         stored, threads = ITEM_BYTES[STORAGE[self.config.run.precision]], threads_of(self.config.run)
         variants, tiles = _gemm_variants(), _has_tiles()
-        columns = max(self.shape.num_vertices, self.inputs.cols)
+        pairs = 0 if self.pairs is None else self.pairs.nnz
+        columns = max(self.shape.num_vertices, self.inputs.cols, pairs)
         products = [
             cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, self.figures)
             for rows, nnz, *_ in matrices
         ]
         dense = [
-            cpu_sizes.gemm_bytes(self.rows, c.d_in, c.d_out, stored, self.item, threads, variant, tiles=tiles)
+            cpu_sizes.gemm_bytes(
+                max(self.rows, pairs // 2), c.d_in, c.d_out, stored, self.item, threads, variant, tiles=tiles
+            )
             for variant in variants
             for c in self.values.layers
             if c.layer not in self.values.sparse_layers
@@ -270,7 +279,8 @@ def input_bytes(config: Config, chosen: InputChoice, inputs: InputShape) -> int:
 def score_bytes(config: Config, shape: GraphShape) -> int:
     """Return the bytes of all vertices' scores, if a metric needs them in one place; two classes take one column."""
     columns = 1 if shape.num_classes == 2 and shape.task == "classes" else shape.num_classes
-    return 0 if config.train.metric in ("auto", *COUNTED) else 8 * shape.num_vertices * columns
+    gathered = config.train.metric not in ("auto", *COUNTED) and shape.task != "links"
+    return 8 * shape.num_vertices * columns if gathered else 0
 
 
 def _metric_bytes(config: Config, shape: GraphShape) -> int:

@@ -31,6 +31,7 @@ from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
 from mggcn.planning.batches import feed_bytes, gathered_first, hops_back, stack_of
 from mggcn.planning.decisions import RunDecisions
+from mggcn.planning.links import pair_bytes, pair_matrix, score_sums
 from mggcn.planning.programs import Lowering, Programs
 from mggcn.planning.pruning import LayerRows, set_bytes
 from mggcn.planning.regions import RankSizes, input_bytes, score_bytes
@@ -62,8 +63,10 @@ class RankPlan:
     ranks: int
     nnz: int
     paper_bytes: int
-    score_bytes: int
-    """What an evaluation sums over ranks: counts of each class, or the scores of all vertices for ROC AUC."""
+    score_bytes: tuple[int, ...]
+    """What an evaluation sums over ranks: counts of each class, or the scores of all vertices for ROC AUC, or for links
+    their embeddings, and counts.
+    """
     rows: tuple[LayerRows, ...] = ()
     """What every aggregating layer computes in training epochs."""
 
@@ -133,7 +136,8 @@ class RankPlan:
         if self.ranks == 1:
             return 0
         between = sum(len(op.kind.sums_over_ranks) for op in program.ops)
-        return sum(num_messages(steps) for steps in self.steps(program)) + between + (2 if program is self.train else 1)
+        after = 2 if program is self.train else len(self.score_bytes)
+        return sum(num_messages(steps) for steps in self.steps(program)) + between + after
 
     def bytes_sent(self, program: Program) -> int:
         """Bytes that leave this rank in a program; an all-reduce counts as 2 (P - 1) / P of its buffer, as a ring sends.
@@ -144,7 +148,7 @@ class RankPlan:
             return 0
         phases = self._phases(program)
         sent = -(-sum(bytes_sent(steps) for phase in phases for steps in self.steps(program, phase)) // len(phases))
-        sums = (self.gradient_bytes, 8 * SIGNALS) if program is self.train else (self.score_bytes,)
+        sums = (self.gradient_bytes, 8 * SIGNALS) if program is self.train else self.score_bytes
         between = [nbytes for op in program.ops for nbytes in op.kind.sums_over_ranks]
         return sent + sum(ring_bytes(nbytes, self.ranks) for nbytes in (*sums, *between))
 
@@ -259,6 +263,9 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     drawn = held[:-1] if common.stack is not None else ()
     indices = sum(plan.index_bytes for plan in held)
     assignment = stats.assignment_bytes + set_bytes(training)
+    pairs = pair_matrix(config, shape, rank_sizes.owned, common.stack)
+    if pairs is not None:
+        check_tile_nnz(pairs.nnz, num_ranks)
     sizes = RankSizes(
         config=config,
         shape=shape,
@@ -268,6 +275,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         inputs=inputs,
         forward=forward,
         backward=backward,
+        pairs=pairs,
         drawn=Counter(matrix for plan in drawn for matrix in (*plan.matrices, *plan.matrices_t)),
         index_bytes=indices,
         assignment_bytes=assignment,
@@ -285,6 +293,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         regions["batches on their way"] = sizes.gradient_bytes + feed_bytes(
             config, shape, common.stack, hops_back(values.training, common.stack)
         )
+    if pairs is not None:
+        regions["pairs and their scores"] = pair_bytes(config, shape, pairs)
     if programs.exact:
         regions["exact gradient"] = sizes.compared_bytes
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
@@ -304,6 +314,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         ranks=num_ranks,
         nnz=nnz,
         paper_bytes=paper_arena_bytes(values.layers, rank_sizes, num_ranks, max(stats.counts)),
-        score_bytes=score_bytes(config, shape) or 9 * shape.num_classes * 8,
+        score_bytes=score_sums(config, shape)
+        if pairs is not None
+        else (score_bytes(config, shape) or 9 * shape.num_classes * 8,),
         rows=required,
     )

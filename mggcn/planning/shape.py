@@ -41,7 +41,9 @@ class GraphShape:
     """Whether the columns of scores are of classes, several labels a vertex, or numbers."""
     num_training: int | None = None
     """Number of vertices that the loss reads, of a bare shape, or where batches are made of them; None: not known, or read
-    from the graph itself."""
+    from the graph itself. For links, the number of training links."""
+    num_scored: int = 0
+    """Links of the larger of validation and test."""
 
 
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
@@ -60,18 +62,20 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
     model, nnz = config.model, features_nnz(features, config.run.features)
     aggregates = model.aggregates and not model.input_dropout
     training = training_rows(graph, config.data.splits, config.data.split) if config.sample.batch else None
+    links = {name: rows.shape[0] for name, rows in graph.links.items()}
     return GraphShape(
         name=graph.name,
         num_vertices=graph.num_vertices,
         num_edges=graph.num_edges,
         num_features=graph.num_features,
-        num_classes=graph.num_classes,
+        num_classes=config.links.embedding if links else graph.num_classes,
         symmetric=graph.symmetric,
         weighted=graph.adj.values is not None,
         num_relations=graph.num_relations,
         repeats=graph.repeats,
         task=graph.task,
-        num_training=None if training is None else int(training.sum()),
+        num_training=links.pop("train", None) if training is None else int(training.sum()),
+        num_scored=max(links.values(), default=0),
         feature_nnz=nnz,
         aggregated_nnz=0
         if nnz is None or not aggregates
@@ -93,9 +97,9 @@ def partition_stats(
     """
     model, data = config.model, config.data
     sparse = shape.feature_nnz is not None
-    sizes = (shape.num_features, graph.num_classes, graph.num_relations)
+    sizes = (shape.num_features, shape.num_classes, graph.num_relations)
     depth = num_aggregations(network or NETWORKS[model.kind], model, *sizes, sparse=sparse)
-    pruned = config.run.prune == "auto" and depth > 0
+    pruned = config.run.prune == "auto" and depth > 0 and shape.task != "links"  # which read all vertices
 
     def count() -> PartitionStats:
         training = training_rows(graph, data.splits, data.split) if pruned else None
@@ -117,7 +121,8 @@ def check_shape(shape: GraphShape) -> None:
             f"{shape.num_vertices:,} x {shape.num_features:,} features have at most "
             f"{shape.num_vertices * shape.num_features:,} nonzeros, got {shape.feature_nnz:,}"
         )
-    if shape.num_training is not None and not 0 < shape.num_training <= shape.num_vertices:
+    most = shape.num_edges if shape.task == "links" else shape.num_vertices
+    if shape.num_training is not None and not 0 < shape.num_training <= most:
         raise GraphError(f"1 .. {shape.num_vertices:,} of the vertices can train, got {shape.num_training:,}")
     for name in ("num_features", "num_classes"):
         if getattr(shape, name) < 1:

@@ -12,8 +12,10 @@ from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph, Task, columns
 
 LOSSES: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
-    {"classes": ("cross_entropy",), "labels": ("bce",), "numbers": ("mse", "mae")}
+    {"classes": ("cross_entropy",), "labels": ("bce",), "numbers": ("mse", "mae"), "links": ("bce",)}
 )
+HITS: Final = MappingProxyType({f"hits@{k}": k for k in (10, 20, 50, 100)})
+"""Scores of links that count those above the k-th best pair without a link, by name."""
 COUNTED: Final = ("accuracy", "balanced_accuracy", "macro_f1", "micro_f1")
 """Metrics that follow from counts; others need the scores of all vertices in one place."""
 METRICS: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
@@ -21,6 +23,7 @@ METRICS: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
         "classes": (*COUNTED, "roc_auc", "average_precision"),
         "labels": ("micro_f1", "accuracy", "balanced_accuracy", "macro_f1", "roc_auc", "average_precision"),
         "numbers": ("rmse", "mae", "r2"),
+        "links": ("roc_auc", "mrr", *HITS),
     }
 )
 """By task; the first is the default."""
@@ -89,4 +92,6 @@ def _check_labels(train: TrainConfig, num_classes: int, name: str, *, named: boo
 
 
 def _what(graph: Graph) -> str:
+    if graph.task == "links":
+        return "its links"
     return "one class a vertex" if graph.task == "classes" else columns(graph.task, graph.num_classes)

@@ -161,7 +161,7 @@ def train_rank(
 
     stop: the flag of `signalled_stop`, which belongs to the main thread; ranks that are threads share it.
     """
-    from mggcn.train.class_scores import class_scores
+    from mggcn.train.class_scores import class_scores, link_scores
 
     started = time.perf_counter() if started is None else started
     config, plan, folder = run.config, run.plan, run.folder
@@ -179,7 +179,9 @@ def train_rank(
         if not complete:
             raise Interrupted(stop.signal or signal.SIGTERM)
         result = result_of(config, graph, plan, rank, setup_seconds, peak) | taken
-        if graph.task != "numbers":
+        if graph.task == "links":
+            result["links"] = link_scores(rank.trainer, weights_of(folder, config))
+        elif graph.task != "numbers":
             result["per_class"] = class_scores(rank.trainer, comm, weights_of(folder, config))
         if graph.class_names:
             result["class_names"] = list(graph.class_names)

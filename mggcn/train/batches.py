@@ -37,14 +37,15 @@ Vector = npt.NDArray[Any]
 class BatchLoader:
     """Loads the batches of a feed. norm: S_r, S_c of the whole graph, (N,) or None.
 
-    target: makes that of the seeds, given their ids and those of all ranks' seeds. dtype: of activations.
+    target: makes that of the seeds, given their ids and those of all ranks' seeds; None: pairs of seeds have one, not rows.
+    dtype: of activations.
     """
 
     runtime: RankRuntime
     stack: Stack
     features: FeatureReader
     norm: Scales
-    target: Callable[[Vector, Vector], Target]
+    target: Callable[[Vector, Vector], Target] | None
     dtype: str
     typed: bool
     """Whether the model reads the types of edges."""
@@ -89,7 +90,7 @@ class BatchLoader:
             row_scale=None if row is None else backend.upload(row),
             col_scale=None if col is None else backend.upload(col),
             dense=dense[: ids.size],
-            target=self.target(ids, batch.seeds) if name == self.stack.seeds else None,
+            target=self.target(ids, batch.seeds) if self.target and name == self.stack.seeds else None,
         )
 
     def _dense(self, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Scores of each class or label with the weights that speak for a run, once, when it is complete.
+"""Scores of each class or label, or all scores of links, with the weights that speak for a run, once, when it is complete.
 
 V rows of this rank, C classes or labels.
 """
@@ -41,6 +41,16 @@ def class_scores(trainer: RankTrainer, comm: Communicator, state: Mapping[str, t
             if matrix is not None:
                 found[split]["confusion"] = matrix[bit].tolist()
     return found
+
+
+def link_scores(trainer: RankTrainer, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return every score of the validation and test links. state, cost: as `class_scores`. Collective."""
+    weights = trainer.runtime.weights
+    before = weights.state_dict()
+    weights.load_state_dict(state)
+    found = trainer.links()
+    weights.load_state_dict(before)
+    return dict(found)
 
 
 def _confusion(trainer: RankTrainer, comm: Communicator) -> Counts | None:

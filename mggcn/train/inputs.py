@@ -23,9 +23,9 @@ from mggcn.train.runtime import DTYPES
 
 
 def load_inputs(
-    backend: KernelBackend, shard: Shard, reader: FeatureReader, plan: RankPlan, threads: int, target: Target
+    backend: KernelBackend, shard: Shard, reader: FeatureReader, plan: RankPlan, threads: int, target: Target | None
 ) -> Inputs:
-    """Read this rank's features as the model keeps them.
+    """Read this rank's features as the model keeps them. target: None where links are predicted, not rows.
 
     Dense features are read once, straight to their place; "setup" then turns X into A_hat X there.
     """

@@ -25,6 +25,7 @@ from mggcn.train.checkpoint import Progress
 from mggcn.train.comparison import Comparison
 from mggcn.train.epoch import LOSS, LoadBatch, Repeated, TrainingEpoch
 from mggcn.train.heartbeat import Heartbeat
+from mggcn.train.link_scores import LinkScores
 from mggcn.train.log import RunLog
 from mggcn.train.loop import Loop, OnEpoch, Scores, Stop, diverged, refuse_skipped, summary
 from mggcn.train.metrics import Counts, counted
@@ -46,7 +47,7 @@ class RankTrainer:
         runtime: RankRuntime,
         comm: CountingCommunicator,
         metric: str,
-        ranking: RankingScores | None,
+        ranking: RankingScores | LinkScores | None,
         stop: Stop,
         watch: Watch,
         threads: ThreadChoice | None = None,
@@ -148,6 +149,12 @@ class RankTrainer:
             self._forward()
             return self._ranking.scores(self.logits())
         return counted(self.metric, self.count(), self.runtime.inputs.target.known)
+
+    def links(self) -> dict[str, Scores]:
+        """Run the forward pass without dropout and return every score of the links of each split that has any."""
+        self._forward()
+        every = self._ranking.every(self.logits()) if isinstance(self._ranking, LinkScores) else {}
+        return {name: found for name, found in every.items() if found}
 
     def count(self) -> Counts:
         """Run the forward pass without dropout and return the counts (3, 3, C) of all ranks, valid until the next one."""

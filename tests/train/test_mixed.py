@@ -155,7 +155,7 @@ def messages(rank: Rank) -> list[int]:
         run()
         assert comm.bytes_sent == plan.bytes_sent(program)
         assert comm.messages == plan.messages(program)
-        sums = (plan.gradient_bytes, 8 * SIGNALS) if program is plan.train else (plan.score_bytes,)
+        sums = (plan.gradient_bytes, 8 * SIGNALS) if program is plan.train else plan.score_bytes
         found.append(comm.bytes_sent - sum(2 * n * (plan.ranks - 1) // plan.ranks for n in sums))
     return found
 

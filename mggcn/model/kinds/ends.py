@@ -83,9 +83,14 @@ class Loss(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class Score(PlainKind):
-    """Adds the target's counts for the three splits to rt.counts; the scores z stay readable after the program."""
+    """Adds the target's counts for the three splits to rt.counts; the scores z stay readable after the program.
+
+    counted: whether there is a target to count by: links are scored from z of all vertices, behind the program.
+    """
 
     stored = False
+    counted: bool = True
 
     def run(self, rt: Runtime, op: Op) -> None:
-        require(rt.inputs.rows[op.sets[0]].target).count(rt.backend, op.tensor(rt, 0), rt.counts)
+        if self.counted:
+            require(rt.inputs.rows[op.sets[0]].target).count(rt.backend, op.tensor(rt, 0), rt.counts)

@@ -1,0 +1,40 @@
+"""Builds what a rank needs to predict links: the feed of its pairs, what loads them, what scores the others. N vertices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mggcn.assemble.stack import draws_of_links
+from mggcn.comm.base import Communicator
+from mggcn.config import Config
+from mggcn.feed.batch import Batch
+from mggcn.feed.pairs import LinkFeed
+from mggcn.graph.csr import Graph
+from mggcn.memory.arena import BufferSpec
+from mggcn.partition.order import Assignment
+from mggcn.planning.run import RankPlan
+from mggcn.train.link_scores import LinkScores, PairDecoder
+from mggcn.train.pairs import PairLoader
+from mggcn.train.runtime import RankRuntime
+
+
+def link_feed(config: Config, graph: Graph, local: Assignment, rank: int) -> LinkFeed | None:
+    """Return the feed of whole-graph training on links; None for a graph without."""
+    draws, ranks = draws_of_links(config, graph), config.run.ranks
+    return None if draws is None else LinkFeed(draws, rank, ranks, local.local if ranks == 1 else None)
+
+
+def pair_loader(config: Config, graph: Graph, runtime: RankRuntime, load: Callable[[Batch], None]) -> PairLoader:
+    """Return what loads the pairs of a run's steps behind `load`."""
+    gathers = config.run.ranks > 1 and not config.sample.batch
+    return PairLoader(runtime, load, dot=not config.links.decoder, num_vertices=graph.num_vertices if gathers else 0)
+
+
+def link_scores(
+    config: Config, graph: Graph, plan: RankPlan, runtime: RankRuntime, local: Assignment, comm: Communicator
+) -> LinkScores:
+    """Return what scores the validation and test links of a run."""
+    links = {name: rows for name, rows in graph.links.items() if name != "train"}
+    decoder = PairDecoder(runtime.weights.views, config.links.decoder)
+    shape = BufferSpec("", graph.num_vertices, config.links.embedding, plan.sizes.dtype)
+    return LinkScores(config.train.metric, runtime.inputs, links, decoder, shape, local.local, comm, runtime.backend)

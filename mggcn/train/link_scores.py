@@ -1,0 +1,136 @@
+"""Scores of validation and test links from embeddings of all vertices, some links at a time.
+
+N vertices, V rows of this rank, D columns, M links of a split, K negatives of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn.backend.base import KernelBackend
+from mggcn.comm.base import Communicator
+from mggcn.graph.csr import Rows
+from mggcn.memory.arena import BufferSpec
+from mggcn.model.runtime import Inputs
+from mggcn.partition.order import part_sizes
+from mggcn.planning.links import MOST, PAIR_BYTES, SUMS, counts_nbytes, decoder_names
+from mggcn.train.link_metrics import LinkCounts
+from mggcn.train.metrics import SPLITS
+from mggcn.train.runtime import DTYPES
+
+Ids = npt.NDArray[np.int64]
+
+
+class PairDecoder:
+    """Scores pairs in float64: dot products, or the run's network on products. weights: of the run, by name, as they are
+    when a pair is scored. decoder: settings links.decoder.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], decoder: Sequence[int]) -> None:
+        self._weights, self._layers = weights, decoder_names(weights, decoder)
+
+    def scores(self, x: Tensor, heads: Ids, tails: Ids) -> npt.NDArray[np.float64]:
+        """Return the score of each pair of rows of x, (n,), some at a time."""
+        found = np.empty(heads.size)
+        step = max(1, PAIR_BYTES // (8 * x.shape[1]))
+        for start in range(0, heads.size, step):
+            some = slice(start, start + step)
+            ends = (x[torch.from_numpy(end[some]).to(x.device)].double() for end in (heads, tails))
+            found[some] = self._of_products(next(ends).mul_(next(ends))).cpu().numpy()
+        return found
+
+    def _of_products(self, h: Tensor) -> Tensor:
+        if not self._layers:
+            return h.sum(1)
+        for number, name in enumerate(self._layers):
+            h = torch.relu(h) if number else h
+            h = torch.addmm(self._weights[f"{name}.bias"].double(), h, self._weights[f"{name}.weight"].double())
+        return h[:, 0]
+
+
+class LinkScores:
+    """Scores the links of a graph that are not trained on. Every rank counts its share of their negatives.
+
+    links: Rows int32 (M, 2 + K) by split. local int32 (N,): the row of each vertex on one rank. dtype: of embeddings.
+    Memory: planning/links.py.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        inputs: Inputs,
+        links: Mapping[str, Rows],
+        decoder: PairDecoder,
+        shape: BufferSpec,
+        local: npt.NDArray[np.int32],
+        comm: Communicator,
+        backend: KernelBackend,
+    ) -> None:
+        self._metric = metric
+        self._inputs, self._links, self._decoder, self._comm = inputs, links, decoder, comm
+        self._local = local if comm.size == 1 else None
+        if comm.size > 1:
+            self._flat = backend.allocate(shape.nbytes).view(DTYPES[shape.dtype])
+            self._all = self._flat.as_strided((shape.rows, shape.cols), (shape.ld, 1))
+            self._counts = backend.allocate(counts_nbytes(comm.size)).view(torch.float64).view(comm.size, 2, -1)
+
+    def scores(self, z: Tensor) -> dict[str, float | None]:
+        """Return the metric of each split from this rank's embeddings (V, D); None for training links. Collective."""
+        return {name: found.get(self._metric) for name, found in self.every(z).items()}
+
+    def every(self, z: Tensor) -> dict[str, dict[str, float | None]]:
+        """Return every score of each split from this rank's embeddings (V, D), {} without links to score. Collective."""
+        x = z if self._comm.size == 1 else self._gathered(z)
+        counts = {name: self._count(x, self._links[name]) for name in SPLITS[1:] if name in self._links}
+        if self._comm.size > 1:
+            self._add_up(list(counts.values()))
+        return {name: counts[name].scores() if name in counts else {} for name in SPLITS}
+
+    def _gathered(self, z: Tensor) -> Tensor:
+        """Return the embeddings of all vertices, by vertex."""
+        owned = self._inputs.owned
+        ids, rows = (owned.ids, z) if owned.owned is None else (owned.ids[owned.owned], z[owned.owned])
+        self._flat.zero_()
+        self._all.index_copy_(0, ids, rows)
+        self._comm.all_reduce(self._flat).wait()
+        self._comm.synchronize()
+        return self._all
+
+    def _pieces(self, links: Rows, first: int, last: int) -> Iterator[tuple[slice, Ids]]:
+        """Yield links [first, last) some at a time, as rows of embeddings."""
+        step = max(1, PAIR_BYTES // (8 * links.shape[1]))
+        for start in range(first, last, step):
+            some = slice(start, min(start + step, last))
+            read = links.read(some.start, some.stop)
+            yield some, (read if self._local is None else self._local[read]).astype(np.int64)
+
+    def _count(self, x: Tensor, links: Rows) -> LinkCounts:
+        found = np.empty(links.shape[0])
+        # Every rank scores all links, a pair each, and counts its share of their negatives, many pairs each.
+        for some, rows in self._pieces(links, 0, links.shape[0]):
+            found[some] = self._decoder.scores(x, rows[:, 0].copy(), rows[:, 1].copy())
+        counts, sizes = LinkCounts(np.sort(found)), part_sizes(links.shape[0], self._comm.size)
+        first = sum(sizes[: self._comm.rank])
+        for some, rows in self._pieces(links, first, first + sizes[self._comm.rank]):
+            drawn = rows[:, 2:]
+            heads = np.repeat(rows[:, 0], drawn.shape[1])
+            counts.add(found[some], self._decoder.scores(x, heads, drawn.ravel()).reshape(drawn.shape))
+        return counts
+
+    def _add_up(self, counts: Sequence[LinkCounts]) -> None:
+        """Give every rank the counts of all: sums in the order of ranks, and the best scores of each."""
+        found = self._counts.zero_()
+        for part, one in enumerate(counts):
+            found[self._comm.rank, part, :SUMS] = torch.from_numpy(one.sums)
+            found[self._comm.rank, part, SUMS:] = torch.from_numpy(one.best)
+        self._comm.all_reduce(found).wait()
+        self._comm.synchronize()
+        everyone = found.cpu().numpy()
+        for part, one in enumerate(counts):
+            one.sums = everyone[:, part, :SUMS].sum(0)
+            one.best = np.sort(everyone[:, part, SUMS:].ravel())[-MOST:]
