@@ -76,7 +76,7 @@ def trained(config: Config, graph: Graph, simulate: bool = False) -> tuple[list[
     return on_ranks(config, graph, body)[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("stale_aggregates", ["reuse", "discard"])
 @pytest.mark.parametrize("delay", ["1", "2", "5"])

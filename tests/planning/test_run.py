@@ -49,7 +49,7 @@ def test_graphs_that_the_papers_fit_do_fit(
         assert rank.arena_bytes <= rank.paper_bytes
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest="slow")
 @pytest.mark.parametrize(
     ("hidden", "ranks"), [((208, 208), 1), ((208, 208), 3), ((512, 512, 512), 2), ((), 1), ((8,), 4)]
 )

@@ -218,7 +218,7 @@ def test_copies_of_a_vertex_stay_equal(where: Where, ranks: int) -> None:
 RUNS = [*((name, "0") for name in STRATEGIES), ("delayed", "none"), ("delayed", "3")]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(0, rest=1)
 @pytest.mark.parametrize(("name", "delay"), RUNS)
 def test_a_run_repeats_and_resumes_bit_for_bit(name: str, delay: str, tmp_path: Path) -> None:
     """Fails if a checkpoint loses what a strategy keeps in bfloat16, or a bit depends on threads or on time."""

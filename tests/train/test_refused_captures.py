@@ -88,7 +88,7 @@ def test_a_run_refused_at_every_call_goes_on(
     assert run_on(device) == expected | {"states": {"epoch": "captured", "evaluation": "captured"}}
     assert device.replays > EPOCHS
     assert not caplog.records
-    for number in (BEGIN, END, *sample(range(1, device.calls + 1), 8)):
+    for number in (BEGIN, END, *sample(range(1, device.calls + 1), 4)):
         error = ERRORS[number % len(ERRORS)]
         caplog.clear()
         found = run_on(CaptureDevice(seed=3, number=number, error=error))
@@ -103,7 +103,7 @@ def test_a_run_refused_at_every_call_goes_on(
     assert again.replays == device.replays
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("strategy", ["broadcast", "halo"])
 @pytest.mark.parametrize("number", [None, BEGIN, 9])
 def test_ranks_give_up_together(

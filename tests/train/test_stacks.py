@@ -119,7 +119,7 @@ def of_one_rank(name: str, task: str) -> list[float]:
     return curve(name, task, 1, "broadcast")[0]
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize(("ranks", "strategy"), PLACES)
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", MODELS)
@@ -130,7 +130,7 @@ def test_losses_do_not_depend_on_the_ranks(name: str, task: str, ranks: int, str
     np.testing.assert_allclose(curve(name, task, ranks, strategy)[0], base, rtol=1e-5)
 
 
-@pytest.mark.covering(0, rest=2)
+@pytest.mark.covering(0, rest=1)
 @pytest.mark.parametrize(("ranks", "strategy"), [(1, "broadcast"), *PLACES])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_bits_twice(name: str, ranks: int, strategy: str) -> None:
@@ -207,7 +207,7 @@ def normed(name: str, graph: Graph, ranks: int, strategy: str) -> list[Trained]:
     return one_epoch(config, graph)
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("which", ["random", "weighted", "few"])
 @pytest.mark.parametrize(
     ("ranks", "strategy"), [(3, "broadcast"), (3, "halo"), (3, "slice"), (3, "delayed"), (5, "halo")]

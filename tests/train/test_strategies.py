@@ -45,7 +45,7 @@ def cora(data_root: Path, folder: Path) -> Graph:
     return load_source(Path(shutil.copytree(data_root / "cora", folder / "cora")))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_losses_are_those_of_broadcast(data_root: Path, tmp_path: Path, name: str, ranks: int) -> None:
@@ -60,7 +60,7 @@ def test_losses_are_those_of_broadcast(data_root: Path, tmp_path: Path, name: st
     assert base[0][-1] < 0.9 * base[0][0]
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_losses_under_an_order_by_locality(data_root: Path, tmp_path: Path, ranks: int) -> None:
     """Fails if the order of the rows decides more than rounding: 50 epochs of Cora, dropout and labels by original id."""
@@ -176,7 +176,7 @@ def test_scores_are_those_of_broadcast() -> None:
         np.testing.assert_allclose(other, scores[0], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest=1)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16"])
 def test_a_gpu_holds_and_computes_what_is_planned(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,7 @@ def test_which_epochs_are_recorded(first: int, epochs: int, expected: range) -> 
     assert recorded_epochs(first, epochs) == expected
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_op_appears_once(ranks: int, model: str, record: Record, tmp_path: Path) -> None:
@@ -185,6 +186,7 @@ def test_rows_lie_in_their_epoch_and_do_not_overlap(ranks: int, record: Record, 
         assert max(starts) < min(ends)
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_messages_carry_the_planned_bytes(ranks: int, model: str, record: Record, tmp_path: Path) -> None:

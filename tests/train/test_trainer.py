@@ -294,7 +294,7 @@ def test_repeats_differ_and_are_summed_up(tmp_path: Path) -> None:
     assert (summary["best"], summary["final"], summary["epochs"]) == (shown["best"], shown["final"], 4)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("train", [{"eval_every": 0}, {"eval_every": 4, "checkpoint_every": 3}, {"repeat": 2}])
 def test_looking_rarely_changes_nothing(
