@@ -83,11 +83,11 @@ def start_parent(folder: Path, rank_command: list[str]) -> Iterator[subprocess.P
                     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.full
 def test_success_leaves_only_logs(tmp_path: Path) -> None:
     """Fails if the private folder stays, a rank is missing, or success is taken for failure."""
     (tmp_path / "rank-0.error.json").write_text("of the run before")
-    run_ranks(worker("short", tmp_path), 2, tmp_path, timeout_s=60.0, env=ENV)
+    code = "open(os.path.join(folder, '..', f'pid-{rank}'), 'w').write(str(os.getpid()))"
+    run_ranks(script(code), 2, tmp_path, timeout_s=60.0, env=ENV)
     assert len(pids(tmp_path)) == 2
     assert [path.name for path in tmp_path.glob("rank-*")] == ["rank-1.log"]
     assert list(tmp_path.glob(".ranks-*")) == []
@@ -107,7 +107,9 @@ def failing_run(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("mode", "transport"), [("raise", "gloo"), ("late raise", "nccl")])
+@pytest.mark.parametrize(
+    ("mode", "transport"), [("raise", "gloo"), pytest.param("late raise", "nccl", marks=pytest.mark.slow)]
+)
 def test_first_error_is_raised_with_its_class(mode: str, transport: str, tmp_path: Path) -> None:
     """Fails if the broken connection of rank 0 hides why rank 1 left, or if the trace is lost."""
     error = failing_run(mode, tmp_path, GraphError, transport)
@@ -119,7 +121,9 @@ def test_first_error_is_raised_with_its_class(mode: str, transport: str, tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("mode", "transport"), [("kill", "gloo"), ("late kill", "nccl")])
+@pytest.mark.parametrize(
+    ("mode", "transport"), [("kill", "gloo"), pytest.param("late kill", "nccl", marks=pytest.mark.slow)]
+)
 def test_killed_rank_is_named_with_its_signal(mode: str, transport: str, tmp_path: Path) -> None:
     """Fails if the other rank waits on, or if the connection error of the survivor is shown instead."""
     error = failing_run(mode, tmp_path, CommError, transport)
@@ -135,7 +139,9 @@ def test_sys_exit_in_mid_run_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("mode", "transport"), [("leave", "gloo"), ("late leave", "nccl")])
+@pytest.mark.parametrize(
+    ("mode", "transport"), [("leave", "gloo"), pytest.param("late leave", "nccl", marks=pytest.mark.slow)]
+)
 def test_rank_that_leaves_is_named(mode: str, transport: str, tmp_path: Path) -> None:
     """Fails if a rank that ends with status 0, past Python, hangs the others, or they are named in its place."""
     error = failing_run(mode, tmp_path, CommError, transport, timeout_s=3)
@@ -155,7 +161,7 @@ def test_rank_that_stands_still_is_named(mode: str, transport: str, tmp_path: Pa
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+@pytest.mark.parametrize("transport", ["gloo", pytest.param("nccl", marks=pytest.mark.slow)])
 def test_rank_with_a_call_less_is_named(transport: str, tmp_path: Path) -> None:
     """Fails if a difference behind the compared calls hangs the ranks, or leaves open whose it is."""
     with pytest.raises(CommError, match=r"rank 0 waited 3 s for rank 1.* in call 74"):
