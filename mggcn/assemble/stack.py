@@ -59,14 +59,17 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     slots = dataclasses.replace(slot_plan(config, shape, bound, 0), places=False)
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run, links = Slot(slots), seeds_of(config, graph, owner), config.run, draws_of_links(config, graph)
-    most = [(0, 0)] * len(bound.blocks)
+    most, sums = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 2), np.int64)
     for number in range(DRAWN):
         together = _step(config, seeds, number)
         own, left_out = seeds.of_rank(together, number % run.ranks), None
         if links is not None:
             own, left_out = links.of_seeds(config.train.seed, number, together, own)[0], links.left_out(together)
-        most = _larger(most, sampler.draw(slot, own, config.train.seed, number, left_out))
-    return with_extents(bound, most, _least(config, shape, slots.draws))
+        found = _sizes(sampler.draw(slot, own, config.train.seed, number, left_out))
+        most, sums = _larger(most, found), sums + found
+    stack = with_extents(bound, most, _least(config, shape, slots.draws))
+    mean = tuple((int(sources), int(edges)) for sources, edges in np.rint(sums[::-1] / DRAWN))
+    return dataclasses.replace(stack, mean=mean)
 
 
 def _least(config: Config, shape: GraphShape, draws: Draws) -> tuple[Capacity, ...]:
@@ -84,9 +87,13 @@ def _step(config: Config, seeds: Seeds, number: int) -> npt.NDArray[np.int64]:
     return seeds.of_step(seeds.order(config.train.seed, epoch), step)
 
 
-def _larger(most: list[tuple[int, int]], drawn: Drawn) -> list[tuple[int, int]]:
+def _sizes(drawn: Drawn) -> list[tuple[int, int]]:
+    """Return sources and edges of each hop."""
+    return [(size, hop.indices.size) for size, hop in zip(drawn.sizes[1:], drawn.hops, strict=True)]
+
+
+def _larger(most: list[tuple[int, int]], found: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the most sources and edges of each hop, with those of another batch."""
-    found = [(size, hop.indices.size) for size, hop in zip(drawn.sizes[1:], drawn.hops, strict=True)]
     return [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(most, found, strict=True)]
 
 
@@ -105,7 +112,7 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
         drawn = sampler.draw(slot, step, config.train.seed, number)
         together += sum(drawn.sizes) if number < COMPARED else 0
         if not by_bounds:
-            whole, most = _larger(whole, drawn), np.maximum(most, _most(drawn, seeds, owner[drawn.ids], step))
+            whole, most = _larger(whole, _sizes(drawn)), np.maximum(most, _most(drawn, seeds, owner[drawn.ids], step))
     overlap = alone / max(together, 1)
     if by_bounds:
         return dataclasses.replace(bound, overlap=overlap)

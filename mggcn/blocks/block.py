@@ -69,6 +69,7 @@ class Capacity:
 class Stack:
     """The blocks of a step, and the capacity of each. Raises: PlanError if they do not follow each other.
 
+    mean: source rows and edges of each block as drawn batches have them on average, of one rank; () if none were drawn.
     Where ranks share a batch: together, the capacities of the rows of all ranks; exchanged: the blocks of which a rank has
     the source rows that it owns, and receives the others that it reads; overlap: the rows that ranks with batches of their
     own would compute over the distinct ones, as drawn, 0 if that is not known.
@@ -76,6 +77,7 @@ class Stack:
 
     blocks: tuple[Block, ...]
     capacities: tuple[Capacity, ...]
+    mean: tuple[tuple[int, int], ...] = ()
     together: tuple[Capacity, ...] = ()
     exchanged: tuple[Block, ...] = ()
     overlap: float = 0.0

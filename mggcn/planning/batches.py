@@ -31,23 +31,29 @@ DEGREE_BYTES = 72
 def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nbytes: int) -> list[str]:
     """Describe the batches of an epoch: what each hop has at most on a rank, and the bytes of those on their way."""
     sample, inputs = config.sample, stack.capacities[0].sources
-    redundancy = steps * config.run.ranks * inputs / shape.num_vertices
+    times = steps * config.run.ranks / shape.num_vertices
+    gathered = f"at most {times * inputs:.1f}"
+    if stack.mean:
+        gathered = f"about {times * stack.mean[0][0]:.2f}, at most {times * inputs:.2f},"
     lines = [
         f"batches of {min(sample.batch, shape.num_training or sample.batch):,} training "
         f"{'links' if shape.task == 'links' else 'vertices'} on all ranks, "
         f"{steps:,} step{'s' * (steps > 1)} an epoch; a rank has at most"
     ]
-    for block, size, fanout in zip(reversed(stack.blocks), reversed(stack.capacities), sample.fanout, strict=True):
+    means = [f", on average {rows:,} and {edges:,}" for rows, edges in stack.mean] or [""] * len(stack.blocks)
+    hops = zip(stack.blocks, stack.capacities, means, reversed(sample.fanout), strict=True)
+    for block, size, mean, fanout in reversed(list(hops)):
         of = " of each relation" * sample.by_type
         drawn = "all in-neighbours" if fanout < 0 else f"{fanout} in-neighbours{of} a row"
         lines.append(
-            f"  {block.name}: {size.targets:,} rows from {size.sources:,}, {size.edges:,} edges ({drawn}, {sample.draw})"
+            f"  {block.name}: {size.targets:,} rows from {size.sources:,}, {size.edges:,} edges{mean} "
+            f"({drawn}, {sample.draw})"
         )
     return [
         *lines,
         *_shared_lines(config, stack),
-        f"  {sample.ahead + 1} batches on their way take {human(nbytes)}; an epoch gathers at "
-        f"most {redundancy:.1f} times the graph's features",
+        f"  {sample.ahead + 1} batches on their way take {human(nbytes)}; an epoch gathers "
+        f"{gathered} times the graph's features",
         f"  files of the graph are read in place: up to {human(_mapped_bytes(shape))}, which ranks share, and the system "
         "takes back as it needs: no part of the peak",
     ]

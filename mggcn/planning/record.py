@@ -63,6 +63,8 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
 
 def _stack_dict(stack: Stack) -> dict[str, Any]:
     sizes: dict[str, Any] = {"batches": [dataclasses.astuple(size) for size in stack.capacities]}
+    if stack.mean:
+        sizes["mean_batches"] = stack.mean
     if stack.together:
         sizes["shared_batches"] = [dataclasses.astuple(size) for size in stack.together]
         sizes |= {"exchanged": [block.name for block in stack.exchanged], "overlap": stack.overlap}
@@ -118,5 +120,6 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
     if stack is not None and "batches" in content:
         sizes, together = (tuple(Capacity(*c) for c in content.get(k, ())) for k in ("batches", "shared_batches"))
         exchanged = tuple(block for block in stack.blocks if block.name in content.get("exchanged", ()))
-        stack = Stack(stack.blocks, sizes, together, exchanged, content.get("overlap", 0.0))
+        mean = tuple(tuple(pair) for pair in content.get("mean_batches", ()))
+        stack = Stack(stack.blocks, sizes, mean, together, exchanged, content.get("overlap", 0.0))
     return plan_run(config, shape, stats, strategy, nccl, figures=figures, stack=stack)

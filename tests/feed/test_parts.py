@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mggcn.assemble import stack as stacks
+from mggcn.assemble.plan import plan_graph
 from mggcn.assemble.rank import Rank
 from mggcn.blocks.block import Capacity, Stack
 from mggcn.blocks.capacities import hops_of
@@ -127,6 +129,25 @@ def test_a_single_vertex_always_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stacks.stack_for(config, graph, graph_shape(graph, config), np.zeros(n, np.uint16))
     assert found is not None
     assert [size.edges for size in reversed(found.capacities)] == [9, 40]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_are_on_average_as_planned(ranks: int) -> None:
+    """Fails if rows or edges of 100 batches are off by more than 10 % from those that a plan says."""
+    config, graph = sampled(ranks, MODELS["sage"], (4, 3), plan="run"), graph_of()
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=100))
+
+    def body(rank: Rank) -> Any:
+        number = range(100 // rank.feed.num_steps + 1)
+        batches = (batch for epoch in number for batch in rank.feed.epoch(SEED, epoch))
+        found = [[(b.rows[k.sources].size, b.edges[k].indices.size) for k in stack.blocks] for b in batches]
+        return np.mean(found, 0)
+
+    plan, _ = plan_graph(config, graph)
+    assert plan.stack is not None
+    stack = plan.stack
+    for found in on_ranks(config, graph, body):
+        np.testing.assert_allclose(found, stack.mean, rtol=0.1)
 
 
 def test_what_is_not_finite_is_found_in_any_part(monkeypatch: pytest.MonkeyPatch) -> None:
