@@ -24,13 +24,14 @@ __device__ __forceinline__ double entry(int kind, real_t x, real_t target, real_
 
 // entry_loss: the loss of every known entry, its gradient written over the scores; unknown entries and other rows get
 // 0. in    z [V, T], targets [V, T], NaN where unknown, inv_count = 1 / global number of known entries of rows that
-// count;
+// count; changing: as softmax_xent's (loss.cu);
 //       kind 0: targets in [0, 1] and cross-entropy of sigmoid(z); 1: (z - target)^2; 2: |z - target|
 // out   z = row_scale * the gradient * inv_count. Moves 3 V T. The rest, and the grid: struct LossArgs.
 extern "C" __global__ void __launch_bounds__(kLossThreads)
     entry_loss(storage_t* z, long long ld, long long rows, int cols, const real_t* targets, const unsigned char* mask,
-               double inv_count, int kind, const real_t* row_scale, double* losses, unsigned* arrived, double* total,
-               double* partials, int num_partials, int in_shared) {
+               double inv_count, const double* changing, int kind, const real_t* row_scale, double* losses,
+               unsigned* arrived, double* total, double* partials, int num_partials, int in_shared) {
+  if (changing) inv_count = *changing;
   EMULATE_DYNAMIC_SHARED(double, columns);
   __shared__ double group_loss[kLossThreads / 4];
   __shared__ bool last;

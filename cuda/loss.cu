@@ -59,13 +59,15 @@ __device__ __forceinline__ double spread_row(storage_t* z, int cols, int label, 
 }
 
 // softmax_xent: cross-entropy of the rows whose mask has bit 0, its gradient written over the logits; other rows get 0.
-// in    z [V, C], labels int32 [V], inv_count = 1 / global number of those rows, or their weights
+// in    z [V, C], labels int32 [V], inv_count = 1 / global number of those rows, or their weights; changing double [1]
+//       or null: takes its place, where a recorded launch must not keep it
 // out   z = row_scale * (softmax(z) - onehot(label)) * inv_count; a row's loss is logsumexp(z) - z[label]. Moves 2 V C.
 // The rest, and the grid: struct LossArgs.
 extern "C" __global__ void __launch_bounds__(kLossThreads, 3)
     softmax_xent(storage_t* z, long long ld, long long rows, int cols, const int* labels, const unsigned char* mask,
-                 double inv_count, const real_t* row_scale, double* losses, unsigned* arrived, double* total,
-                 double* partials, int num_partials, int in_shared) {
+                 double inv_count, const double* changing, const real_t* row_scale, double* losses, unsigned* arrived,
+                 double* total, double* partials, int num_partials, int in_shared) {
+  if (changing) inv_count = *changing;
   EMULATE_DYNAMIC_SHARED(double, columns);
   __shared__ double group_loss[kLossThreads / 4];
   __shared__ bool last;
@@ -81,9 +83,10 @@ extern "C" __global__ void __launch_bounds__(kLossThreads, 3)
 // C], labels int32 [V]; the rest, out and grid: softmax_xent
 extern "C" __global__ void __launch_bounds__(kLossThreads, 1)
     softmax_xent_spread(storage_t* z, long long ld, long long rows, int cols, const int* labels,
-                        const unsigned char* mask, double inv_count, const real_t* weights, double smoothing,
-                        const real_t* row_scale, double* losses, unsigned* arrived, double* total, double* partials,
-                        int num_partials, int in_shared) {
+                        const unsigned char* mask, double inv_count, const double* changing, const real_t* weights,
+                        double smoothing, const real_t* row_scale, double* losses, unsigned* arrived, double* total,
+                        double* partials, int num_partials, int in_shared) {
+  if (changing) inv_count = *changing;
   EMULATE_DYNAMIC_SHARED(double, columns);
   __shared__ double group_loss[kLossThreads / 4];
   __shared__ bool last;

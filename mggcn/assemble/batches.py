@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.assemble.stack import draws_of_links, seeds_of
+from mggcn.backend.base import KernelBackend
+from mggcn.backend.cpu.memory import allocate
 from mggcn.blocks.sampler import Sampler
 from mggcn.config import Config
 from mggcn.feed.batch import Scales
@@ -20,7 +22,7 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import degrees, scales
-from mggcn.planning.batches import hops_back, is_corrected, reads_weights, slot_plan
+from mggcn.planning.batches import hops_back, is_corrected, pads_batches, reads_weights, slot_plan
 from mggcn.planning.run import RunPlan
 from mggcn.train.runtime import DTYPES
 
@@ -73,9 +75,19 @@ def norm_scales(graph: Graph, norm: str, *, self_loops: bool, threads: int, real
 
 
 def sampled_feed(
-    config: Config, graph: Graph, plan: RunPlan, owner: Any, rank: int, reader: FeatureReader, norm: Scales
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    owner: Any,
+    rank: int,
+    reader: FeatureReader,
+    norm: Scales,
+    backend: KernelBackend,
 ) -> SampledFeed:
-    """Return the feed of one rank. owner uint16 (N,): the rank of each vertex. norm: norm_of."""
+    """Return the feed of one rank. owner uint16 (N,): the rank of each vertex. norm: norm_of.
+
+    backend: on a GPU batches lie in memory that it reads by itself.
+    """
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
     assert stack is not None
     adj_t, dtype = graph.adj_t, STORAGE[run.precision]
@@ -90,6 +102,12 @@ def sampled_feed(
     )
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
     slots = slot_plan(config, plan.shape, stack, hops_back(plan.ranks[rank].values.training, stack))
+    pinned = pads_batches(config, graph.task)
+
+    def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = backend.pinned(count * np.dtype(dtype).itemsize).numpy().view(dtype)
+        return found
+
     return SampledFeed(
         stack,
         Sampler(adj_t, slots.draws, self_loops=model.self_loops),
@@ -97,9 +115,10 @@ def sampled_feed(
         seeds_of(config, graph, owner),
         rank,
         values,
-        lambda: GatheredRows(reader, spec, DTYPES[dtype]),
+        lambda: GatheredRows(reader, spec, DTYPES[dtype], backend.pinned if pinned else allocate),
         norm,
         sample.ahead,
         owner=owner if config.shares_batches else None,
         links=draws_of_links(config, graph),
+        empty=empty if pinned else np.empty,
     )

@@ -34,22 +34,25 @@ from mggcn.feed.labels import read_labels
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import SPLITS
 from mggcn.memory.device import REAL, not_captured, scale_dtype
-from mggcn.model.runtime import Inputs, Target, require
+from mggcn.model.runtime import Inputs, Target
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.rows.shard import ShardOptions, build_shard
+from mggcn.planning.batches import hops_back, padded_layout, pads_batches
 from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.task import COUNTED
-from mggcn.train.batches import BatchLoader, Vector
+from mggcn.train.batches import BatchLoader
+from mggcn.train.epoch import LoadBatch
 from mggcn.train.inputs import load_inputs
 from mggcn.train.link_scores import LinkScores
 from mggcn.train.loop import Stop
+from mggcn.train.padded import PaddedLoader
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind, state_views
-from mggcn.train.targets import batch_target, make_target, unweighted
+from mggcn.train.targets import StepTargets, make_target, unweighted
 from mggcn.train.threads import Cores, ThreadChoice
 from mggcn.train.timeline import Timeline, Unwatched, Watch
 from mggcn.train.trainer import RankTrainer
@@ -78,7 +81,7 @@ def gpu_of_rank(config: Config, comm: Communicator) -> Device:
         gpus = visible_gpus()
         index = gpu_index(comm.rank, len(gpus))
         refuse_shared(comm, gpus[index].uuid)
-    return CudaDevice(index, capture=not not_captured(run))
+    return CudaDevice(index, capture=not not_captured(config))
 
 
 def make_backend(
@@ -153,20 +156,33 @@ def make_rank(
         graph = mapped_once(graph)
         reader = dataclasses.replace(reader, graph=graph)
         owner = row_owners(partition).owner
-        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, reader, norm)
+        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, reader, norm, backend)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
         watch = Timeline(plan, comm, folder, feed.num_steps)
         runtime.annotate = counted.annotate = record_function
     choice = _thread_choice(config, backend, first)
-    load = _unchanged if feed.stack is None else _loader(context, runtime, feed.stack, reader, norm).load
+    load = _unchanged if feed.stack is None else _loader(context, runtime, feed.stack, reader, norm)
+    # Pairs of vertices are others in every step.
+    alike = not graph.links and (feed.stack is None or pads_batches(config, graph.task))
     ranking: RankingScores | LinkScores | None = _ranking_scores(context, inputs)
     if graph.links:
         load = pair_loader(config, graph, runtime, load).load
         ranking = link_scores(config, graph, rank_plan, runtime, context.local_index, counted)
     trainer = RankTrainer(
-        config, rank_plan, runtime, counted, config.train.metric, ranking, stop or Stop(), watch, choice, feed, load
+        config,
+        rank_plan,
+        runtime,
+        counted,
+        config.train.metric,
+        ranking,
+        stop or Stop(),
+        watch,
+        choice,
+        feed,
+        load,
+        alike,
     )
     return Rank(trainer, counted, rank_plan, watch, feed)
 
@@ -182,25 +198,27 @@ def _reader(context: _RankContext) -> FeatureReader:
 
 def _loader(
     context: _RankContext, runtime: RankRuntime, stack: Stack, reader: FeatureReader, norm: Scales
-) -> BatchLoader:
+) -> LoadBatch:
     """Return what brings a feed's batches to the device. norm: scales of all vertices, for batches that have none."""
-    graph, config, backend = reader.graph, context.config, context.backend
-    dtype, whole = context.shard_options.dtype, runtime.inputs.owned.target
-    if config.sample.deal == "by-class":
-        whole = unweighted(require(whole))
-
-    def target(ids: Vector, seeds: Vector) -> Target:
-        return batch_target(backend, graph, ids, seeds, require(whole), config.train, dtype)
-
-    return BatchLoader(
+    config, plan, graph = context.config, context.rank_plan, reader.graph
+    dtype, targets = plan.sizes.dtype, None
+    if not graph.links:
+        whole = runtime.inputs.target
+        whole = unweighted(whole) if config.sample.deal == "by-class" else whole
+        targets = StepTargets(graph, whole, config.train, context.shard_options.dtype)
+    if targets is not None and pads_batches(config, graph.task):
+        layout = padded_layout(config, context.plan.shape, stack, hops_back(plan.values.training, stack))
+        return PaddedLoader(runtime, layout, reader, norm, targets, dtype, config.sample.ahead).load
+    loader = BatchLoader(
         runtime=runtime,
         stack=stack,
         features=reader,
         norm=norm,
-        target=None if graph.links else target,
-        dtype=context.rank_plan.sizes.dtype,
-        typed=context.rank_plan.values.typed,
+        targets=targets,
+        dtype=dtype,
+        typed=plan.values.typed,
     )
+    return loader.load
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

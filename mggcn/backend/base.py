@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mggcn.backend.dropout import Dropout as Dropout
 from mggcn.backend.dropout import keep_scale as keep_scale
-from mggcn.backend.events import Agree, CommStream, Event, Repeatable, alone
+from mggcn.backend.events import Agree, CommStream, Event, Repeatable, UploadStream, alone
 from mggcn.backend.sparse import Sparse as Sparse
 from mggcn.backend.team import Team
 
@@ -64,8 +64,9 @@ class LossTarget:
     """The targets of logits: labels int32 (V,), or for losses of entries, real (V, T), NaN where unknown.
 
     Rows count where bit 0 of mask, uint8 (V,), is set. inv_count: one over the number of rows that count, the sum of
-    their weights, or the number of known entries in them, on all ranks. For classes: weights (C,) or None, and
-    smoothing in [0, 1).
+    their weights, or the number of known entries in them, on all ranks. changing: float64 (1,) on the device, takes its
+    place where steps that a device repeats by itself have one each. For classes: weights (C,) or None, and smoothing in
+    [0, 1).
     """
 
     labels: Tensor
@@ -73,6 +74,7 @@ class LossTarget:
     inv_count: float
     weights: Tensor | None = None
     smoothing: float = 0.0
+    changing: Tensor | None = None
 
 
 EntryLoss = Literal["bce", "mse", "mae"]
@@ -149,6 +151,18 @@ class KernelBackend(Protocol):
 
         like: a matrix of the same kind, such as that of the batch before: what the choice of a kernel depends on is taken
         from it, not found in a pass over the entries. Results do not depend on it.
+        """
+        ...
+
+    def sparse_in_place(self, indptr: Tensor, indices: Tensor, values: Tensor | None, columns: int) -> Sparse:
+        """Return a CSR matrix over tensors of the device that later work rewrites, of so many columns: which thread sums
+        which rows follows from their number alone. Entries from the last row pointer on are never read.
+        """
+        ...
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Return zeroed host memory as uint8, aligned to a page, which the device reads by itself while the host goes on;
+        on the CPU any memory.
         """
         ...
 
@@ -284,6 +298,11 @@ class KernelBackend(Protocol):
     @property
     def comm_stream(self) -> CommStream:
         """The stream on which this rank's transport moves data."""
+        ...
+
+    @property
+    def upload_stream(self) -> UploadStream:
+        """The stream on which batches are uploaded."""
         ...
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Repeatable:

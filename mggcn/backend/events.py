@@ -29,6 +29,9 @@ class Done:
     def done(self) -> bool:
         return True
 
+    def synchronize(self) -> None:
+        return
+
 
 DONE: Final = Done()
 
@@ -38,6 +41,10 @@ class Mark(Event, Protocol):
 
     def done(self) -> bool:
         """Whether the device has passed it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return once the device has passed it: the host waits. Any thread may call this."""
         ...
 
 
@@ -53,6 +60,12 @@ class CommStream(Protocol):
     def record(self) -> Event:
         """Return an event that completes once the comm stream's work so far is done."""
         ...
+
+
+class UploadStream(CommStream, Protocol):
+    """The stream on which batches come to a device beside its kernels; `working` and `record` as of a comm stream."""
+
+    def record(self) -> Mark: ...
 
 
 class MessageStream(CommStream, Protocol):

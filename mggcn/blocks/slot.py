@@ -6,7 +6,7 @@ Hops count from the seeds outwards. N vertices of the graph, T targets, S source
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
@@ -23,6 +23,10 @@ CACHED: Final = 32 << 20
 """Bytes of a direct table that stay in a processor's last cache."""
 DIRECT_SHARE: Final = 16
 """A direct table is faster up to so many times the bytes of a hashed one (docs/notes/0034-sampler.md)."""
+
+
+Empty = Callable[[int, npt.DTypeLike], npt.NDArray[Any]]
+"""Makes an array of so many elements of a type, whatever they are."""
 
 
 class FrontierArgs(ctypes.Structure):
@@ -159,12 +163,12 @@ class SlotPlan:
 
 
 class Slot:
-    """The memory of one batch, which the next one in it overwrites."""
+    """The memory of one batch, which the next one in it overwrites. empty: makes its arrays, but for the table."""
 
-    def __init__(self, plan: SlotPlan) -> None:
+    def __init__(self, plan: SlotPlan, empty: Empty = np.empty) -> None:
         self.plan: SlotPlan = plan
         self.arrays: dict[str, npt.NDArray[Any]] = {
-            name: np.zeros(count, dtype) if name == "table" else np.empty(count, dtype)
+            name: np.zeros(count, dtype) if name == "table" else empty(count, dtype)
             for name, dtype, count in plan.arrays()
         }
         table = self.address("table")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.backend.events import Mark
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.errors import PlanError
 
@@ -76,7 +77,8 @@ class Batch:
     finds else: features (S, D) of the first block's sources, as the arena keeps rows, on the host; scales: S_r and S_c of
     each row set. pairs: of the seeds, or of all rows, that are scored where links are predicted; seeds are then numbers of
     training links. last: whether the step ends with it; a step that is larger than was planned comes in several parts,
-    whose gradients are added.
+    whose gradients are added. reads: points up to which a device reads the arrays, which whoever loads the batch adds: the
+    feed waits for them before it writes to their memory again.
     """
 
     rows: Mapping[RowSet, npt.NDArray[np.int64]] = field(default_factory=dict)
@@ -86,11 +88,12 @@ class Batch:
     scales: Mapping[RowSet, Scales] | None = None
     pairs: Pairs | None = None
     last: bool = True
+    reads: list[Mark] = field(default_factory=list)
 
     def copy(self) -> Batch:
         """Return the batch with rows, edges and scales in memory of their own; features stay where they are."""
         return dataclasses.replace(
-            copy.deepcopy(dataclasses.replace(self, features=None)),
+            copy.deepcopy(dataclasses.replace(self, features=None, reads=[])),
             features=self.features,
         )
 

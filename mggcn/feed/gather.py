@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,13 +30,19 @@ CONVERTED_BYTES = 32 << 10
 class GatheredRows:
     """Features of at most spec.rows vertices, padded as rows of the arena. storage: the type of activations.
 
-    spec: None gives every call memory of its own, contiguous.
+    spec: None gives every call memory of its own, contiguous. memory: gives so many bytes.
     """
 
-    def __init__(self, reader: FeatureReader, spec: BufferSpec | None, storage: torch.dtype) -> None:
+    def __init__(
+        self,
+        reader: FeatureReader,
+        spec: BufferSpec | None,
+        storage: torch.dtype,
+        memory: Callable[[int], Tensor] = allocate,
+    ) -> None:
         self._rows: Tensor | None = None
         if spec is not None:
-            self._rows = allocate(spec.nbytes).view(storage).as_strided((spec.rows, spec.cols), (spec.ld, 1))
+            self._rows = memory(spec.nbytes).view(storage).as_strided((spec.rows, spec.cols), (spec.ld, 1))
         self._index, self._storage = np.empty(0 if spec is None else spec.rows, np.int32), storage
         self._reader, self._cols, features = reader, reader.num_features, reader.graph.features
         self._source: npt.NDArray[np.float32] | None = None

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn import native
+from mggcn.backend.events import Mark
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, DrawnHop, Sampler
-from mggcn.blocks.slot import Slot, SlotPlan
+from mggcn.blocks.slot import Empty, Slot, SlotPlan
 from mggcn.config import SampleConfig
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
@@ -53,6 +54,8 @@ class _Place:
     values_t: tuple[Vector, ...]
     features: GatheredRows
     scales: tuple[Vector, Vector]
+    reads: list[Mark]
+    """As of a batch."""
 
 
 class EdgeValues:
@@ -122,7 +125,8 @@ class SampledFeed:
     whole graph. keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each
     vertex, where ranks share a batch: each draws all of it, and takes its part. links: where links are predicted, seeds
     are numbers of training links, and the vertices of their pairs take their place when a batch is drawn, from which the
-    step's links are left out. Memory: ahead + 1 batches, as planning/batches.py counts them.
+    step's links are left out. empty: makes the arrays of a batch. Memory: ahead + 1 batches, as planning/batches.py counts
+    them.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class SampledFeed:
         keep: bool = False,
         owner: Vector | None = None,
         links: LinkDraws | None = None,
+        empty: Empty = np.empty,
     ) -> None:
         self._links: LinkDraws | None = links
         self.stack: Stack = stack
@@ -154,11 +159,12 @@ class SampledFeed:
         most = drawn[0].sources
         self._places = [
             _Place(
-                Slot(plan),
-                tuple(np.empty(count, real) for count in edges),
-                tuple(np.empty(count, real) for count in edges_t),
+                Slot(plan, empty),
+                tuple(empty(count, real) for count in edges),
+                tuple(empty(count, real) for count in edges_t),
                 memory(),
-                (np.empty(most, real), np.empty(most, real)),
+                (empty(most, real), empty(most, real)),
+                [],
             )
             for _ in range(ahead + 1)
         ]
@@ -218,6 +224,8 @@ class SampledFeed:
     def _drawn(self, step: _Step, seeds: Vector) -> Batch | None:
         """Draw and gather the batch of some seeds in the place that this step alone uses; None if it is too large."""
         place = self._places[step.at % len(self._places)]
+        while place.reads:
+            place.reads.pop().synchronize()
         pairs = left_out = None
         if self._links is not None:
             seeds, pairs = self._links.of_seeds(step.seed, step.number, step.seeds, seeds)
@@ -229,7 +237,7 @@ class SampledFeed:
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
         normed = self._scales(rows, edges, drawn, place)
-        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=normed, pairs=pairs)
+        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=normed, pairs=pairs, reads=place.reads)
         if self._owner is not None:
             try:
                 batch = part_of(batch, self._ranks_of(drawn, seeds), self.stack, self._rank, self._seeds.ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mggcn.backend.cpu.cores import usable_cores
-from mggcn.config import RunConfig
+from mggcn.config import Config, RunConfig
 from mggcn.memory.units import MIB
 
 
@@ -81,12 +81,19 @@ def runs_nccl(run: RunConfig) -> bool:
     return run.transport == "nccl" or (run.transport == "auto" and run.ranks > 1 and not DEVICES[run.device].is_host)
 
 
-def not_captured(run: RunConfig) -> str:
-    """Return why a GPU's epoch is launched op by op, not as one captured CUDA graph; "" if it is captured."""
+def not_captured(config: Config, task: str = "") -> str:
+    """Return why a GPU's steps are launched op by op, not as one captured CUDA graph each; "" if they are captured."""
+    run = config.run
+    if task == "links":
+        return "pairs of vertices are others in every step"
     if run.timeline:
         return "the timeline measures each op"
     if run.transport == "threads":
         return "ranks that are threads meet on the host in every message"
+    if config.sample.batch:
+        if config.shares_batches:
+            return "ranks exchange other numbers of rows in every batch"
+        return "a relation has other rows in every batch" if config.model.typed else ""
     return (
         "delayed aggregates send something else in every epoch"
         if run.strategy == "delayed" and run.delay_epochs
@@ -94,9 +101,10 @@ def not_captured(run: RunConfig) -> str:
     )
 
 
-def launching(run: RunConfig) -> str:
-    """Return in words how a GPU's work is launched in an epoch; "" for a device that computes during each call."""
-    if DEVICES[run.device].is_host:
+def launching(config: Config, task: str = "") -> str:
+    """Return in words how a GPU's epochs or steps are launched; "" for a device that computes during each call."""
+    if DEVICES[config.run.device].is_host:
         return ""
-    reason = not_captured(run)
-    return f"launched op by op: {reason}" if reason else "captured as a CUDA graph after two epochs"
+    a_step, two = ("a step", "two steps") if config.sample.batch else ("an epoch", "two epochs")
+    reason = not_captured(config, task)
+    return f"{a_step} is " + (f"launched op by op: {reason}" if reason else f"captured as a CUDA graph after {two}")

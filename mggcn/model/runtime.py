@@ -74,13 +74,15 @@ class Rows:
     """The device tensors of a row set of V rows that ops read besides buffers and weights.
 
     ids int64 (V,): original ids. row_scale, col_scale (V,) or None: S_r, S_c. owned int64: rows that are no copies of
-    another rank's, None if all. dense (V, D): X or A_hat X. target: of the set whose rows the loss compares.
+    another rank's, None if all. counted uint8: 1 for rows that a step has, 0 for those that fill up its memory; None: a
+    step has all. dense (V, D): X or A_hat X. target: of the set whose rows the loss compares.
     """
 
     ids: Tensor
     row_scale: Tensor | None = None
     col_scale: Tensor | None = None
     owned: Tensor | None = None
+    counted: Tensor | None = None
     dense: Tensor | None = None
     target: Target | None = None
 

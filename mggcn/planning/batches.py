@@ -7,11 +7,12 @@ import dataclasses
 from mggcn.blocks.block import Capacity, Stack
 from mggcn.blocks.capacities import hops_of, shared_hops
 from mggcn.blocks.draws import By, Draws, bounds
+from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
-from mggcn.memory.device import REAL, STORAGE
+from mggcn.memory.device import DEVICES, REAL, STORAGE, scale_dtype
 from mggcn.memory.units import human
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.values import Graph
@@ -28,8 +29,13 @@ DEGREE_BYTES = 72
 """Bytes a row of a block for what its degrees are scaled by."""
 
 
-def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nbytes: int) -> list[str]:
-    """Describe the batches of an epoch: what each hop has at most on a rank, and the bytes of those on their way."""
+def batch_lines(
+    config: Config, shape: GraphShape, stack: Stack, steps: int, nbytes: int, pinned_bytes: int
+) -> list[str]:
+    """Describe the batches of an epoch: what each hop has at most on a rank, and the bytes of those on their way.
+
+    pinned_bytes: of a rank on a GPU, in the host's memory; 0: nbytes are.
+    """
     sample, inputs = config.sample, stack.capacities[0].sources
     times = steps * config.run.ranks / shape.num_vertices
     gathered = f"at most {times * inputs:.1f}"
@@ -49,11 +55,14 @@ def batch_lines(config: Config, shape: GraphShape, stack: Stack, steps: int, nby
             f"  {block.name}: {size.targets:,} rows from {size.sources:,}, {size.edges:,} edges{mean} "
             f"({drawn}, {sample.draw})"
         )
+    count = f"{sample.ahead + 1} batch{'es' * (sample.ahead > 0)} on their way take{'s' * (not sample.ahead)}"
+    gathered = f"an epoch gathers {gathered} times the graph's features"
+    if pinned_bytes:
+        gathered = f"of the host's memory for each rank, pinned, and {human(nbytes)} of its GPU's; {gathered}"
     return [
         *lines,
         *_shared_lines(config, stack),
-        f"  {sample.ahead + 1} batches on their way take {human(nbytes)}; an epoch gathers "
-        f"{gathered} times the graph's features",
+        f"  {count} {human(pinned_bytes)} {gathered}" if pinned_bytes else f"  {count} {human(nbytes)}; {gathered}",
         f"  files of the graph are read in place: up to {human(_mapped_bytes(shape))}, which ranks share, and the system "
         "takes back as it needs: no part of the peak",
     ]
@@ -166,19 +175,57 @@ def reads_weights(config: Config, weighted: bool, repeats: str) -> bool:
     return weighted and (not config.model.attends or repeats == "counted")
 
 
+def pads_batches(config: Config, task: str) -> bool:
+    """Return whether batches are filled up to the most that a step may have, so that all steps have the same sizes: those
+    of a GPU. Those of R-GCN are not: a relation has as many rows as a batch happens to have. Nor are those that ranks
+    share, which exchange other numbers of rows in every step, nor pairs that links are predicted for.
+    """
+    varies = config.model.typed or config.shares_batches or task == "links"
+    return bool(config.sample.batch) and not DEVICES[config.run.device].is_host and not varies
+
+
+def padded_layout(config: Config, shape: GraphShape, stack: Stack, back: int) -> PaddedLayout:
+    """Return what a batch takes on a GPU. back: as for `slot_plan`."""
+    model, precision = config.model, config.run.precision
+    normed = model.norm if model.aggregates else "none"
+    real = scale_dtype(precision)
+    return PaddedLayout(
+        stack=stack,
+        transposed=back,
+        real=real,
+        valued=_is_valued(config, shape),
+        row_scaled=normed != "none",
+        col_scaled=normed == "symmetric",
+        feature_bytes=BufferSpec("", 1, shape.num_features, STORAGE[precision]).nbytes,
+        labels=("int32", 1) if shape.task == "classes" else (real, shape.num_classes),
+    )
+
+
+def _is_valued(config: Config, shape: GraphShape) -> bool:
+    """Return whether edges of a batch count other than one."""
+    stored = reads_weights(config, shape.weighted, shape.repeats)
+    return stored or (is_corrected(config) and config.sample.weights != "block")
+
+
+def device_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> int:
+    """Return the bytes of the batches on a GPU: that of the step, and the next one, which is sent meanwhile.
+
+    back: as for `slot_plan`.
+    """
+    return padded_layout(config, shape, stack, back).nbytes * (1 + (config.sample.ahead > 0))
+
+
 def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> int:
     """Return the bytes of the batches on their way on one rank: what is drawn, what it counts, and features.
 
-    Also scales of all vertices and, while they are made, three numbers for each; training vertices and their order.
-    back: as for `slot_plan`.
+    Also scales of all vertices and, while they are made, three numbers for each; training vertices and their order. All of
+    it is the host's memory. back: as for `slot_plan`.
     """
     real, drawn = ITEM_BYTES[REAL[config.run.precision]], stack.together or stack.capacities
     inputs = drawn[0].sources
     features = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision]).nbytes
-    valued = reads_weights(config, shape.weighted, shape.repeats) or (
-        is_corrected(config) and config.sample.weights != "block"
-    )
-    edge = real * valued + (4 if config.model.typed else 0)  # a type, as it is stored and as it is looked up
+    # A type, as it is stored and as it is looked up.
+    edge = real * _is_valued(config, shape) + (4 if config.model.typed else 0)
     edges = sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(drawn)))
     # Degrees of blocks are counted anew in every step, in double precision.
     norm = 2 * real if config.sample.weights != "block" else DEGREE_BYTES

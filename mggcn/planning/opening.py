@@ -61,8 +61,8 @@ def opening_lines(
         lines.append(
             reason or "strategy and order are those of the settings; --strategy auto --order auto compares all"
         )
-    if how := launching(config.run):
-        lines.append(f"an epoch is {how}")
+    if how := launching(config, plan.shape.task):
+        lines.append(how)
     peak = f"predicted peak {human(plan.largest.total_bytes)} of {human(limit)} per rank"
     with suppress(MggcnError):  # without rates no seconds are predicted, as the last line says
         lines += memory_alone(plan, machine, in_float32 or machine)

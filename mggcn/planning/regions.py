@@ -18,7 +18,7 @@ from mggcn.backend.cpu import sizes as cpu_sizes
 from mggcn.backend.cpu.figures import Figures
 from mggcn.backend.cpu.machine import dense_kernels
 from mggcn.backend.cpu.variants import GemmVariant, gemm_variant
-from mggcn.backend.cuda.sizes import cusparse_bytes, schedule_bytes, workspace_bytes
+from mggcn.backend.cuda.sizes import cusparse_bytes, even_schedule_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
 from mggcn.errors import BackendError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec, operand_nbytes
@@ -28,6 +28,7 @@ from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.network import Values
 from mggcn.partition.locality.clusters import locality_nbytes
+from mggcn.planning.batches import pads_batches
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.task import COUNTED
 
@@ -62,7 +63,8 @@ class RankSizes:
 
     rows: V; input: how this rank's is kept.
     forward, backward: the number of matrices of every size for A^T, and for A if those differ.
-    drawn: those among them that each step draws, which on the host lie in the memory of its batch.
+    drawn: those among them that each step draws, which on the host, and on a GPU where batches are filled up, lie in the
+    memory of its batch.
     pairs: of a step that predicts links, whose matrix is made anew in every step.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
@@ -158,7 +160,7 @@ class RankSizes:
         entry, drawn = 4 + (self.item if weighted else 0), Counter({} if typed else self.drawn)
         matrices = (Counter(self.forward) + Counter(self.backward) - drawn).items()
         total = self.index_bytes + sum(count * (m.nnz * entry + (m.rows + 1) * 8) for m, count in matrices)
-        if not DEVICES[self.config.run.device].is_host:
+        if not DEVICES[self.config.run.device].is_host and not pads_batches(self.config, self.shape.task):
             total += sum(count * (m.nnz * (4 + self.item) + (m.rows + 1) * 8) for m, count in drawn.items())
         return total + (sum(count * self._by_relation(m).index_bytes for m, count in matrices) if typed else 0)
 
@@ -167,12 +169,12 @@ class RankSizes:
         rows = min(matrix.nnz, matrix.rows * self.shape.num_relations)
         return RelationBlocks(rows, self.shape.num_relations + rows // BLOCK_ROWS)
 
-    def _matrices(self) -> list[tuple[int, int, bool, int]]:
+    def _matrices(self, left_out: Mapping[Matrix, int]) -> list[tuple[int, int, bool, int]]:
         """Rows, nonzeros, whether there are values, and how many such there are, of the sparse matrices.
 
-        Tiles, then sparse features both ways.
+        Tiles but for those left out, then sparse features both ways.
         """
-        matrices = (*self.forward.items(), *self.backward.items())
+        matrices = (Counter(self.forward) + Counter(self.backward) - Counter(left_out)).items()
         tiles = [(m.rows, m.nnz, self.shape.weighted, count) for m, count in matrices]
         if self.values.typed:
             tiles = [one for m, count in matrices for one in self._by_relation(m).matrices(m, count)]
@@ -206,7 +208,7 @@ class RankSizes:
 
     def _host_kernel_regions(self, panel: int) -> dict[str, int]:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
-        matrices, width = self._matrices(), self._widest(panel)
+        matrices, width = self._matrices({}), self._widest(panel)
         stored, threads = ITEM_BYTES[STORAGE[self.config.run.precision]], threads_of(self.config.run)
         variants, tiles = _gemm_variants(), _has_tiles()
         pairs = 0 if self.pairs is None else self.pairs.nnz
@@ -235,10 +237,13 @@ class RankSizes:
 
     def _kernel_regions(self, panel: int) -> dict[str, int]:
         """Bytes that a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
-        matrices, width = self._matrices(), self._widest(panel)
+        # Those of batches that are filled up have no long rows in their schedules, and no hubs.
+        even = self.drawn if pads_batches(self.config, self.shape.task) else {}
+        matrices, width = self._matrices(even), self._widest(panel)
         workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices), default=0)
+        schedules = sum(count * schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices)
         regions = {
-            "kernel schedules": sum(count * schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices),
+            "kernel schedules": schedules + sum(count * even_schedule_bytes(m.rows) for m, count in even.items()),
             "kernel work space": workspace,
         }
         if self.config.run.spmm == "cusparse":

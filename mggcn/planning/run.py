@@ -29,7 +29,7 @@ from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
-from mggcn.planning.batches import feed_bytes, gathered_first, hops_back, stack_of
+from mggcn.planning.batches import device_bytes, feed_bytes, gathered_first, hops_back, pads_batches, stack_of
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.links import pair_bytes, pair_matrix, score_sums
 from mggcn.planning.programs import Lowering, Programs
@@ -69,6 +69,8 @@ class RankPlan:
     """
     rows: tuple[LayerRows, ...] = ()
     """What every aggregating layer computes in training epochs."""
+    pinned_bytes: int = 0
+    """Memory of the host in which batches wait for a GPU."""
 
     @property
     def train(self) -> Program:
@@ -288,10 +290,14 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         steps = chain.from_iterable(plan.steps(1, rank_sizes.dtype, False) for plan in held)
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
         regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
+    pinned = 0
     if config.sample.batch and common.stack is not None:
+        back = hops_back(values.training, common.stack)
+        on_host = feed_bytes(config, shape, common.stack, back)
+        pinned = on_host if pads_batches(config, shape.task) else 0
         # Beside them the gradients of a step's parts.
-        regions["batches on their way"] = sizes.gradient_bytes + feed_bytes(
-            config, shape, common.stack, hops_back(values.training, common.stack)
+        regions["batches on their way"] = sizes.gradient_bytes + (
+            device_bytes(config, shape, common.stack, back) if pinned else on_host
         )
     if pairs is not None:
         regions["pairs and their scores"] = pair_bytes(config, shape, pairs)
@@ -318,4 +324,5 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         if pairs is not None
         else (score_bytes(config, shape) or 9 * shape.num_classes * 8,),
         rows=required,
+        pinned_bytes=pinned,
     )

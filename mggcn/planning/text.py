@@ -62,7 +62,7 @@ def render(
         *_regions(plan, rank),
         "",
         *_epoch(rank, "step" if plan.config.sample.batch else "epoch"),
-        *([f"  an epoch is {how}"] if (how := launching(config.run)) else []),
+        *([f"  {how}"] if (how := launching(config, plan.shape.task)) else []),
     ]
     if len(plan.ranks) > 1:
         lines += ["", *_ranks(plan), "", *_tiles(plan)]
@@ -170,8 +170,9 @@ def _batches(plan: RunPlan) -> list[str]:
     """Describe the batches of an epoch, if it is not one step over the whole graph."""
     if plan.stack is None or not plan.config.sample.batch:
         return []
-    nbytes = plan.largest.regions["batches on their way"]
-    return ["", *batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes)]
+    rank = plan.largest
+    nbytes = rank.regions["batches on their way"]
+    return ["", *batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes)]
 
 
 def _explained(rank: RankPlan) -> list[str]:

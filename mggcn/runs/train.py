@@ -266,9 +266,9 @@ def versions_of(config: Config, device: str) -> dict[str, Any]:
 
 def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
     """Return how epochs and evaluations were launched on a GPU, and why not as CUDA graphs; {} for other devices."""
-    if not launching(config.run):
+    if not launching(config):
         return {}
-    eager = f"eager: {not_captured(config.run) or 'fewer than three were run'}"
+    eager = f"eager: {not_captured(config) or 'fewer than three were run'}"
     return {"captured": {what: eager if state == "eager" else state for what, state in states.items()}}
 
 

@@ -6,7 +6,6 @@ N vertices, V rows of a row set, D features.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,7 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.model.runtime import Rows, Target
 from mggcn.partition.rows.tiles import Tile
 from mggcn.train.runtime import DTYPES, RankRuntime
+from mggcn.train.targets import StepTargets
 
 Vector = npt.NDArray[Any]
 
@@ -37,15 +37,14 @@ Vector = npt.NDArray[Any]
 class BatchLoader:
     """Loads the batches of a feed. norm: S_r, S_c of the whole graph, (N,) or None.
 
-    target: makes that of the seeds, given their ids and those of all ranks' seeds; None: pairs of seeds have one, not rows.
-    dtype: of activations.
+    targets: makes that of the seeds; None: pairs of seeds have one, not rows. dtype: of activations.
     """
 
     runtime: RankRuntime
     stack: Stack
     features: FeatureReader
     norm: Scales
-    target: Callable[[Vector, Vector], Target] | None
+    targets: StepTargets | None
     dtype: str
     typed: bool
     """Whether the model reads the types of edges."""
@@ -90,8 +89,14 @@ class BatchLoader:
             row_scale=None if row is None else backend.upload(row),
             col_scale=None if col is None else backend.upload(col),
             dense=dense[: ids.size],
-            target=self.target(ids, batch.seeds) if self.target and name == self.stack.seeds else None,
+            target=self._target(ids, batch.seeds) if name == self.stack.seeds else None,
         )
+
+    def _target(self, ids: Vector, seeds: Vector) -> Target | None:
+        if self.targets is None:
+            return None
+        found, backend = self.targets.read(ids, seeds), self.runtime.backend
+        return self.targets.target(backend.upload(found.labels), backend.upload(found.mask), found.inv_count)
 
     def _dense(self, batch: Batch) -> Tensor:
         """Return the features (V, D) of the input's rows, which are padded as those of the arena."""
@@ -115,7 +120,7 @@ def _matrices(
     matrix = _sparse(backend, edges, dtype, like)
     if not block.back:
         return matrix, None
-    return matrix, _sparse(backend, edges.transposed or _transposed(edges, num_sources), dtype, like_t)
+    return matrix, _sparse(backend, edges.transposed or transposed(edges, num_sources), dtype, like_t)
 
 
 def _sides(
@@ -146,7 +151,8 @@ def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, lik
     return backend.sparse(edges.indptr, edges.indices, values, like)
 
 
-def _transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:
+def transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:
+    """Return the out-edges of each of so many sources, in the order of targets."""
     places = np.arange(1, edges.indices.size + 1)
     shape = edges.indptr.size - 1, num_sources
     found = sp.csr_array((places, edges.indices, edges.indptr), shape).tocsc()

@@ -39,7 +39,8 @@ class _Work:
     """The work of a device in a step. It does not refer to its repeater, so no cycle keeps a finished run's memory
     alive.
 
-    kept: the gradients of a step's parts but the last; None: steps have none. parted: whether it has any now.
+    kept: the gradients of a step's parts but the last; None: steps have none. parted: whether it has any now. alike:
+    whether all steps do the same work, whatever a batch has: kept gradients are then added also where there are none.
     """
 
     runtime: RankRuntime
@@ -49,6 +50,7 @@ class _Work:
     end: Callable[[], None]
     kept: Tensor | None = None
     parted: bool = False
+    alike: bool = False
 
     def keep(self) -> None:
         """Run a part of a step that is not the last: the loss is added by itself, gradients are kept.
@@ -62,15 +64,17 @@ class _Work:
                 "a step came in parts, and the model needs the whole step at once; let the feed give it whole"
             )
         self.runtime.run(program)
-        self.kept = self.kept.add_(grad) if self.parted else self.kept.copy_(grad)
+        self.kept = self.kept.add_(grad) if self.parted or self.alike else self.kept.copy_(grad)
         self.parted = True
 
     def gradients(self, program: str = "train") -> None:
         runtime = self.runtime
         runtime.run(runtime.programs[program])
-        if self.parted and self.kept is not None:
+        if self.kept is not None and (self.parted or self.alike):
             runtime.weights.grad.add_(self.kept)
             self.parted = False
+            if self.alike:
+                self.kept.zero_()
         if self.comm.size > 1:
             summed = self.comm.all_reduce(runtime.weights.grad, runtime.backend.record())
             signalled = self.comm.all_reduce(runtime.signals, runtime.backend.record())
@@ -119,7 +123,8 @@ LoadBatch = Callable[[Batch], None]
 class TrainingEpoch:
     """Runs steps of one repeat: `run` queues one, `history` reads the signals of finished ones.
 
-    Steps are counted from 0 over all epochs; each epoch has those of the feed.
+    Steps are counted from 0 over all epochs; each epoch has those of the feed. alike: whether `load` leaves sizes and
+    addresses as they are, so that a device may record a step, as of the whole graph.
     Device memory: history float64 (S, 3), learning rates (S,), of at most WINDOW steps. Rates are written once a window.
     Making one is collective where a feed has blocks. Raises: PlanError if the ranks' epochs have other numbers of steps.
     """
@@ -133,6 +138,7 @@ class TrainingEpoch:
         watch: Watch,
         feed: Feed,
         load: LoadBatch,
+        alike: bool = True,
     ) -> None:
         backend = runtime.backend
         self._config = config
@@ -159,11 +165,10 @@ class TrainingEpoch:
             books=books,
             end=backend.epoch_end(optimizer.step, books),
             kept=None if feed.stack is None else torch.zeros_like(runtime.weights.grad),
+            alike=alike and feed.stack is not None,
         )
         self._own = [0.0] * SIGNALS
-        # A recording has fixed sizes; a batch has its own.
-        whole = feed.stack is None
-        self._repeatable = Repeated(self._work.step, backend, comm) if whole else Eager(self._work.step)
+        self._repeatable = Repeated(self._work.step, backend, comm) if alike else Eager(self._work.step)
 
     @property
     def state(self) -> str:
@@ -173,6 +178,8 @@ class TrainingEpoch:
     def start(self, seed: int, step: int) -> None:
         """Set seed and step of the next run, and the signals that it starts from; weights move again."""
         self._seed, self._next, self._work.parted = seed, -1, False
+        if self._work.alike and self._work.kept is not None:
+            self._work.kept.zero_()
         books = self._work.books
         books.halted.zero_()
         books.clock.copy_(torch.tensor([seed, step], dtype=torch.int64))

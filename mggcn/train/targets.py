@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,32 +105,50 @@ def make_target(
     return ClassTarget(target), (int(sizes[0]), int(sizes[1]), int(sizes[2]))
 
 
-def batch_target(
-    backend: KernelBackend,
-    graph: Graph,
-    ids: npt.NDArray[np.int64],
-    seeds: npt.NDArray[np.int64],
-    whole: Target,
-    config: TrainConfig,
-    dtype: str,
-) -> Target:
-    """Return the target of a step: this rank's seeds `ids`, of all ranks' `seeds`; whole: that of the whole graph.
+@dataclass(frozen=True, slots=True)
+class SeedLabels:
+    """What a step's loss reads: labels (T,) or (T, C) and mask uint8 (T,) of this rank's T seeds; inv_count: as of a
+    LossTarget, over the seeds of all ranks.
+    """
+
+    labels: npt.NDArray[Any]
+    mask: npt.NDArray[np.uint8]
+    inv_count: float
+
+
+class StepTargets:
+    """Makes the targets of steps on batches. whole: that of the whole graph; dtype: of weights.
 
     The loss is the mean over what is known of all seeds, weighted by class, as the whole graph's over all that train.
-    Cost: a random access for the label of each seed of all ranks. Raises: GraphError for a seed without a label.
     """
-    everyone, labels = (rows_of_labels(graph, rows, dtype) for rows in (seeds, ids))
-    mask = np.ones(ids.size, np.uint8)
-    if isinstance(whole, EntryTarget):
-        known = int(np.count_nonzero(~np.isnan(everyone)))
-        entries = LossTarget(backend.upload(labels), backend.upload(mask), 1.0 / max(known, 1))
-        return EntryTarget(whole.kind, entries, whole.known)
-    weights = whole.target.weights if isinstance(whole, ClassTarget) else None
-    counted = everyone[~np.isin(everyone, config.ignored_labels)]
-    total: float = counted.size if weights is None else weights.cpu().numpy()[counted].sum().item()
-    mask[np.isin(labels, config.ignored_labels)] = 0
-    scale = 1.0 / total if total else 0.0
-    return ClassTarget(LossTarget(backend.upload(labels), backend.upload(mask), scale, weights, config.label_smoothing))
+
+    def __init__(self, graph: Graph, whole: Target, config: TrainConfig, dtype: str) -> None:
+        self._graph, self._whole, self._config, self._dtype = graph, whole, config, dtype
+        weights = whole.target.weights if isinstance(whole, ClassTarget) else None
+        self._weights = None if weights is None else weights.cpu().numpy()
+
+    def read(self, ids: npt.NDArray[np.int64], seeds: npt.NDArray[np.int64]) -> SeedLabels:
+        """Return the labels of this rank's seeds `ids`, of all ranks' `seeds`.
+
+        Cost: a random access for each seed of all ranks. Raises: GraphError for a seed without a label.
+        """
+        everyone, labels = (rows_of_labels(self._graph, rows, self._dtype) for rows in (seeds, ids))
+        mask = np.ones(ids.size, np.uint8)
+        if isinstance(self._whole, EntryTarget):
+            known = int(np.count_nonzero(~np.isnan(everyone)))
+            return SeedLabels(labels, mask, 1.0 / max(known, 1))
+        counted = everyone[~np.isin(everyone, self._config.ignored_labels)]
+        total: float = counted.size if self._weights is None else self._weights[counted].sum().item()
+        mask[np.isin(labels, self._config.ignored_labels)] = 0
+        return SeedLabels(labels, mask, 1.0 / total if total else 0.0)
+
+    def target(self, labels: Tensor, mask: Tensor, inv_count: float, changing: Tensor | None = None) -> Target:
+        """Return the target of seeds from what lies on the device. changing: as of a LossTarget."""
+        whole = self._whole
+        if isinstance(whole, EntryTarget):
+            return EntryTarget(whole.kind, LossTarget(labels, mask, inv_count, changing=changing), whole.known)
+        weights = whole.target.weights if isinstance(whole, ClassTarget) else None
+        return ClassTarget(LossTarget(labels, mask, inv_count, weights, self._config.label_smoothing, changing))
 
 
 def unweighted(target: Target) -> Target:

@@ -53,6 +53,7 @@ class RankTrainer:
         threads: ThreadChoice | None = None,
         feed: Feed | None = None,
         load: LoadBatch = lambda batch: None,
+        alike: bool = True,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -66,7 +67,9 @@ class RankTrainer:
         self._ranking = ranking
         self._stop = stop
         self._optimizer = Optimizer(config.train, runtime.weights)
-        self._epoch = TrainingEpoch(config.train, runtime, comm, self._optimizer, watch, feed or WholeGraph(), load)
+        self._epoch = TrainingEpoch(
+            config.train, runtime, comm, self._optimizer, watch, feed or WholeGraph(), load, alike
+        )
         self.steps: int = self._epoch.steps
         self.compare_every: int = 0 if plan.programs.exact is None else config.sample.compare_gradient
         self._comparison = Comparison(runtime, self._epoch) if self.compare_every else None

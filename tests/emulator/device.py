@@ -66,6 +66,13 @@ class EmulatedDevice:
         return HostStream()
 
     @property
+    def upload_stream(self) -> HostStream:
+        return HostStream()
+
+    def pinned(self, nbytes: int) -> Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    @property
     def cusparse(self) -> Any:
         raise BackendError("the emulated device has no cuSPARSE")
 

@@ -26,7 +26,7 @@ from mggcn.backend.cpu.machine import dense_kernels
 from mggcn.backend.cpu.memory import Workspace, allocate
 from mggcn.backend.cpu.neighbours import CpuNeighbours
 from mggcn.backend.cpu.norms import CpuNorms
-from mggcn.backend.cpu.spmm import CpuSpmm, make_schedule
+from mggcn.backend.cpu.spmm import CpuSpmm, even_schedule, make_schedule
 from mggcn.backend.cpu.variants import gemm_kernel, gemm_variant
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
@@ -110,6 +110,12 @@ class CpuBackend:
             None if values is None else self.upload(values),
             make_schedule(indptr, indices, self.team.planned, self._isa, like=None if like is None else like.schedule),
         )
+
+    def sparse_in_place(self, indptr: Tensor, indices: Tensor, values: Tensor | None, columns: int) -> Sparse:
+        return Sparse(indptr, indices, values, even_schedule(indptr.shape[0] - 1, columns, indices.shape[0]))
+
+    def pinned(self, nbytes: int) -> Tensor:
+        return allocate(nbytes)
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
         self._spmm.multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
@@ -201,7 +207,8 @@ class CpuBackend:
         partials: Tensor | None,
     ) -> None:
         _begin(partials)
-        of_rows = (*strided(z), *z.shape, address(target.labels), address(target.mask), target.inv_count)
+        count = target.inv_count if target.changing is None else float(target.changing)
+        of_rows = (*strided(z), *z.shape, address(target.labels), address(target.mask), count)
         sums = (address(row_scale), address(loss), address(partials))
         self._run(name, self.dtype, *of_rows, *options, *sums)
 
@@ -249,6 +256,10 @@ class CpuBackend:
 
     @property
     def comm_stream(self) -> HostStream:
+        return HostStream()
+
+    @property
+    def upload_stream(self) -> HostStream:
         return HostStream()
 
     def repeatable(self, function: Callable[[], None], agree: Agree = alone) -> Eager:

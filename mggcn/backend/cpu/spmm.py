@@ -81,6 +81,15 @@ def make_schedule(
     return CpuSchedule(torch.from_numpy(chunks), torch.from_numpy(parts), torch.from_numpy(hubs), hub, traits, first)
 
 
+def even_schedule(rows: int, columns: int, most: int) -> CpuSchedule:
+    """Return a schedule for any pattern of so many rows, columns, and at most so many entries: equal numbers of rows, no
+    hubs, plain rows.
+    """
+    chunks = torch.from_numpy(np.linspace(0, rows, max(1, min(rows, CHUNKS)) + 1).astype(np.int64))
+    parts, hubs = (torch.zeros((0, width), dtype=torch.int64) for width in (2, 3))
+    return CpuSchedule(chunks, parts, hubs, 2**62, MatrixTraits(rows, columns, most, ascending=False))
+
+
 def _traits(indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, isa: str) -> MatrixTraits:
     rows, nnz = indptr.shape[0] - 1, int(indptr[-1])
     ascending = np.zeros(1, np.int32)

@@ -21,10 +21,10 @@ from mggcn.backend.cuda.epoch_end import epoch_end
 from mggcn.backend.cuda.kernels import Kernels
 from mggcn.backend.cuda.neighbours import CudaNeighbours
 from mggcn.backend.cuda.norms import CudaNorms
-from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
+from mggcn.backend.cuda.spmm import OwnSpmm, even_schedule, make_schedule
 from mggcn.backend.cuda.upload import empty_like
 from mggcn.backend.epoch_end import Books, Step
-from mggcn.backend.events import Agree, CommStream, Event, Repeatable, alone
+from mggcn.backend.events import Agree, CommStream, Event, Repeatable, UploadStream, alone
 from mggcn.backend.sparse_products import Spmm, WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
@@ -88,6 +88,13 @@ class CudaBackend:
     def comm_stream(self) -> CommStream:
         return self._device.comm_stream
 
+    @property
+    def upload_stream(self) -> UploadStream:
+        return self._device.upload_stream
+
+    def pinned(self, nbytes: int) -> Tensor:
+        return self._device.pinned(nbytes)
+
     def activate(self) -> None:
         self._device.activate()
 
@@ -115,6 +122,9 @@ class CudaBackend:
             None if values is None else self.upload(values),
             make_schedule(indptr, self.upload),
         )
+
+    def sparse_in_place(self, indptr: Tensor, indices: Tensor, values: Tensor | None, columns: int) -> Sparse:
+        return Sparse(indptr, indices, values, even_schedule(indptr.shape[0] - 1, self.upload))
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
         self._spmm[h.dtype].multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)

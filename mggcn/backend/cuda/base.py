@@ -17,11 +17,11 @@ from torch import Tensor
 from mggcn.backend.cuda.cusparse import Library
 from mggcn.backend.cuda.kernels import Module
 from mggcn.backend.cuda.sizes import DeviceTraits
-from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, alone
+from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, UploadStream, alone
 
 
 class Device(Protocol):
-    """One device as one rank uses it: a stream for kernels, and a comm stream for messages."""
+    """One device as one rank uses it: a stream for kernels, one for messages and one for batches."""
 
     @property
     def torch_device(self) -> torch.device: ...
@@ -31,6 +31,13 @@ class Device(Protocol):
 
     @property
     def comm_stream(self) -> CommStream: ...
+
+    @property
+    def upload_stream(self) -> UploadStream: ...
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Implement KernelBackend.pinned."""
+        ...
 
     @property
     def cusparse(self) -> Library:

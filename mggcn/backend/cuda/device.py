@@ -1,11 +1,14 @@
 """A GPU as one rank uses it: torch's memory and streams, CuPy's compiler.
 
-Two streams: kernels run on one, messages on the other, which has the higher priority, so that a small copy does not wait
-behind the blocks of a long SpMM. torch is imported before CuPy: both load the CUDA libraries that torch was built with.
+Three streams: kernels run on one, messages on another, which has the higher priority, so that a small copy does not wait
+behind the blocks of a long SpMM; batches come on the third. torch is imported before CuPy: both load the CUDA libraries
+that torch was built with.
 """
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mggcn.backend.cpu.memory import allocate
 from mggcn.backend.cuda.capture import Captured
 from mggcn.backend.cuda.compile import load_kernels
 from mggcn.backend.cuda.cusparse import Library
@@ -23,6 +27,8 @@ from mggcn.backend.cuda.presence import import_cupy
 from mggcn.backend.cuda.sizes import DeviceTraits
 from mggcn.backend.cuda.upload import Uploads
 from mggcn.backend.events import Agree, Eager, Event, Repeatable, alone
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class CudaEvent:
@@ -39,6 +45,10 @@ class CudaEvent:
         """Whether the device has passed this point."""
         return bool(self._event.query())
 
+    def synchronize(self) -> None:
+        """Return once the device has passed this point."""
+        self._event.synchronize()
+
 
 class CudaTime:
     """A moment of a stream."""
@@ -52,7 +62,7 @@ class CudaTime:
 
 
 class CudaCommStream:
-    """The stream of messages; `compute` is the stream of kernels."""
+    """The stream of messages, or of batches; `compute` is the stream of kernels."""
 
     def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -102,6 +112,7 @@ class CudaDevice:
         self.comm_stream: CudaCommStream = CudaCommStream(
             torch.cuda.Stream(self.torch_device, priority=-1), self._compute
         )
+        self.upload_stream: CudaCommStream = CudaCommStream(torch.cuda.Stream(self.torch_device), self._compute)
         # CuPy keeps no reference of its own to the current stream.
         self._cupy_stream = cupy_stream(cupy, self._compute.cuda_stream, index)
         self.activate()
@@ -129,6 +140,22 @@ class CudaDevice:
 
     def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
         self._uploads.write(array, out)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Implement KernelBackend.pinned. torch's own pinned memory would take up to twice the bytes.
+
+        Where the system refuses to pin them, a copy from these bytes holds up the host.
+        """
+        memory = allocate(nbytes).numpy()
+        address, runtime = memory.ctypes.data, self._cupy.cuda.runtime
+        try:
+            runtime.hostRegister(address, max(nbytes, 1), 0)
+        except runtime.CUDARuntimeError as error:
+            log.warning("no pinned memory, so that uploads take longer: %s", str(error).splitlines()[0])
+        else:
+            # Views keep the array alive, and it ends before its memory does.
+            weakref.finalize(memory, runtime.hostUnregister, address).atexit = False
+        return torch.from_numpy(memory)
 
     def compile(self, path: Path, options: tuple[str, ...]) -> Module:
         return load_kernels(self._cupy, path, options)

@@ -167,6 +167,7 @@ def _loss(
         target.labels,
         target.mask,
         target.inv_count,
+        target.changing,
         *options,
         row_scale,
         sums.losses,

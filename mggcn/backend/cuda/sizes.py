@@ -50,6 +50,11 @@ def schedule_bytes(rows: int, nnz: int = MAX_NNZ) -> int:
     return sum(_up(size, ALIGNMENT) for size in sizes)
 
 
+def even_schedule_bytes(rows: int) -> int:
+    """Return the bytes of a schedule without long rows: the order of rows in their windows."""
+    return _up(_up(rows, WINDOW), ALIGNMENT)
+
+
 def workspace_bytes(nnz: int, cols: int, item: int) -> int:
     """Return the most bytes of the sums of all parts of hubs, of `item` bytes each: rows of `cols`, padded to 64 bytes."""
     return max_parts(nnz) * _up(cols * item, 64)

@@ -87,6 +87,19 @@ def make_schedule(
     )
 
 
+def even_schedule(rows: int, upload: Callable[[npt.NDArray[Any]], Tensor]) -> Schedule:
+    """Return a schedule for any pattern of so many rows: a group of lanes each, in their order, however long they are.
+
+    So that a launch depends on no pattern. Drawn rows are of at most a fan-out; those of the transpose may be longer.
+    """
+    order = np.tile(np.arange(WINDOW, dtype=np.uint8), -(-rows // WINDOW))
+    nothing = np.zeros((0, 4), np.int32)
+    most = 2**31 - 1
+    return Schedule(
+        upload(order), upload(np.zeros(0, np.int32)), upload(nothing), upload(nothing), most, most, (0, 0, 0, 0)
+    )
+
+
 def _order(lengths: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Places of rows in their windows, longest first; rows beyond the last are behind all of its window."""
     windows = -(-lengths.size // WINDOW)

@@ -167,8 +167,12 @@ class BatchNorm(PlainKind):
 
 
 def counted_once(rt: Runtime, once: Tensor, rows: RowSet) -> Tensor:
-    """Return a vector (V,) of 1 for rows that this rank owns, 0 for copies of another rank's; once: its memory."""
-    owned = rt.inputs.rows[rows].owned
+    """Return a vector (V,) of 1 for rows that this rank owns, 0 for copies of another rank's and for rows that only fill
+    up; once: its memory.
+    """
+    owned, counted = rt.inputs.rows[rows].owned, rt.inputs.rows[rows].counted
+    if counted is not None:
+        return once.copy_(counted)
     if owned is None:
         return once.fill_(1)
     return once.zero_().index_fill_(0, owned, 1)

@@ -131,3 +131,54 @@ def test_cupy_is_given_the_stream_by_the_name_that_it_knows() -> None:
 
     assert cuda_device.cupy_stream(New, 4096, 1) == ("from_external", (0, 4096))
     assert cuda_device.cupy_stream(Old, 4096, 1) == ("ExternalStream", 4096, 1)
+
+
+class Registers:
+    """The part of CuPy's runtime that pins memory; pinned: addresses at present, events: what was asked."""
+
+    class CUDARuntimeError(Exception):
+        pass
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.refuses, self.pinned, self.sizes = refuses, set[int](), list[int]()
+
+    def hostRegister(self, address: int, nbytes: int, flags: int) -> None:  # noqa: N802  its name
+        if self.refuses:
+            raise self.CUDARuntimeError("cudaErrorMemoryAllocation: out of memory\nmore")
+        assert flags == 0
+        assert address % 4096 == 0
+        self.pinned.add(address)
+        self.sizes.append(nbytes)
+
+    def hostUnregister(self, address: int) -> None:  # noqa: N802  its name
+        self.pinned.remove(address)
+
+
+def pinning(runtime: Registers) -> cuda_device.CudaDevice:
+    """A device of which only pinned memory works."""
+    device = object.__new__(cuda_device.CudaDevice)
+    device._cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    return device
+
+
+def test_memory_is_pinned_for_as_long_as_somebody_has_it() -> None:
+    """Fails if memory ends while it is pinned, or is no longer pinned while a view of it is there."""
+    runtime = Registers()
+    memory = pinning(runtime).pinned(10_000)
+    assert memory.tolist() == [0] * 10_000
+    assert runtime.sizes == [10_000]
+    address, view = memory.data_ptr(), memory.numpy().view("int32")[3:40]
+    assert runtime.pinned == {address}
+    del memory
+    sent = torch.from_numpy(view)
+    del view
+    assert runtime.pinned == {address}
+    del sent
+    assert not runtime.pinned
+
+
+def test_a_system_that_pins_nothing_still_trains(caplog: pytest.LogCaptureFixture) -> None:
+    """Fails if a limit of locked memory ends a run, or nothing says why its uploads are slow."""
+    memory = pinning(Registers(refuses=True)).pinned(100)
+    assert memory.nbytes == 100
+    assert "no pinned memory, so that uploads take longer: cudaErrorMemoryAllocation: out of memory" in caplog.text
