@@ -25,6 +25,8 @@ from mggcn.errors import ConfigError
 MACHINES: Final = Path(__file__).with_name("machines")
 LIKE: Final = {"H100": "dgx-h100", "H200": "dgx-h100", "A100": "dgx-a100", "V100": "dgx-1"}
 """Shipped files by words of the names of GPUs."""
+UPLOAD: Final = 20e9
+"""Bytes per second of uploads to a GPU whose file does not say: between PCIe 3 and 4 with 16 lanes."""
 Kind = Literal["cpu", "cuda"]
 FileOrigin = Literal["measured", "described", "assumed"]
 Origin = FileOrigin | Literal["partly"]
@@ -84,6 +86,8 @@ class DeviceRates:
     """Seconds of a kernel beside its work: launch, Python, waking the threads."""
     gemm: Mapping[str, float]
     """FLOP per second of dense products by precision."""
+    upload: float = 0.0
+    """Bytes per second from the host's memory to a device of its own; 0: its memory is the host's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -263,9 +267,10 @@ def _device(fields: Fields) -> DeviceRates:
         call_s=fields.number("call_s", least=0.0),
         gemm=fields.named_numbers("gemm", ("fp32", "tf32", "bf16", "fp64"), some=True),
     )
+    upload = fields.number("upload") if device.kind == "cuda" and fields.has("upload") else 0.0
     fields.finish()
     if device.kind == "cuda":
-        device = dataclasses.replace(device, gather=_cached(fields, device), row_s=0.0)
+        device = dataclasses.replace(device, gather=_cached(fields, device), row_s=0.0, upload=upload or UPLOAD)
     return device
 
 

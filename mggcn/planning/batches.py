@@ -175,6 +175,15 @@ def reads_weights(config: Config, weighted: bool, repeats: str) -> bool:
     return weighted and (not config.model.attends or repeats == "counted")
 
 
+def mean_stack(stack: Stack) -> Stack:
+    """Return the stack with the sizes that drawn batches have on average; as it is if none were drawn."""
+    if not stack.mean:
+        return stack
+    targets = [*(sources for sources, _ in stack.mean[1:]), stack.capacities[-1].targets]
+    sizes = (Capacity(t, s, e) for t, (s, e) in zip(targets, stack.mean, strict=True))
+    return Stack(stack.blocks, tuple(sizes))
+
+
 def pads_batches(config: Config, task: str) -> bool:
     """Return whether batches are filled up to the most that a step may have, so that all steps have the same sizes: those
     of a GPU. Those of R-GCN are not: a relation has as many rows as a batch happens to have. Nor are those that ranks

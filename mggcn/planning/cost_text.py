@@ -44,11 +44,25 @@ def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None
     rank = f", parts of rank {cost.train.critical}, which computes longest" if len(plan.ranks) > 1 else ""
     caveat = f" ({machine.caveat})" if machine.caveat else ""
     lines = [f"predicted on {machine.title}{caveat}{rank}", *table(("", "seconds", *KINDS.values()), rows)]
+    lines += _batch_lines(cost, plan.steps)
     if plan.config.model.aggregates:
         lines += work_lines(plan_work(plan, replication), len(plan.ranks))
     if len(plan.ranks) > 1 and machine.topology is not None:
         lines.append(f"1.5D instead of 1D (MG-GCN 5.1, analysis only): {text_15d(machine, len(plan.ranks))}")
     return lines
+
+
+def _batch_lines(cost: EpochCost, steps: int) -> list[str]:
+    """Say what a batch takes beside its step, and what an epoch takes in all; nothing for the whole graph's steps."""
+    batch, train_s = cost.batch, cost.train.seconds
+    if batch is None:
+        return []
+    sent = f", sent to its GPU in {seconds_text(batch.upload_s)}" if batch.upload_s else ""
+    threads = f"one of {batch.ahead} threads" if batch.ahead > 1 else "a thread" if batch.ahead else "the rank"
+    return [
+        f"a batch is drawn and gathered in {seconds_text(batch.sample_s)} by {threads} (estimated){sent}: a step every "
+        f"{seconds_text(cost.step_s)}, {batch.limit(train_s)}; an epoch {seconds_text(steps * cost.step_s)}"
+    ]
 
 
 def memory_alone(plan: RunPlan, machine: Machine, in_float32: Machine) -> list[str]:
@@ -116,8 +130,12 @@ def summed_widths(model: ModelConfig, num_features: int, num_classes: int) -> tu
 def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None) -> dict[str, Any]:
     """Return the content of `cost_lines` as plain values, for JSON."""
     found: dict[str, Any] = {"machine": machine.name, "origin": machine.origin}
-    for name, cost in _costs(epoch_cost(plan, machine)).items():
+    costs = epoch_cost(plan, machine)
+    for name, cost in _costs(costs).items():
         found[name] = {"seconds": cost.seconds, "link_seconds": cost.link_s, "ranks": [dict(r) for r in cost.ranks]}
+    if (batch := costs.batch) is not None:
+        parts = {"sample_seconds": batch.sample_s, "upload_seconds": batch.upload_s, "step_seconds": costs.step_s}
+        found["batch"] = parts | {"epoch_seconds": plan.steps * costs.step_s}
     if (whole := unpruned(plan)) is not None:
         found["training_all_rows"] = {"seconds": training_cost(whole, machine).seconds}
     if plan.config.model.aggregates:

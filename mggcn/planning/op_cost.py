@@ -13,6 +13,7 @@ from typing import Final
 
 from mggcn.aggregate.relations import Relational
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
+from mggcn.cost.batches import BatchCost, Sample
 from mggcn.cost.epoch import Cost, mean_cost, predict
 from mggcn.cost.machine import Machine
 from mggcn.cost.work import Item, Staged, Sum, Work, product
@@ -26,6 +27,7 @@ from mggcn.model.kinds.norms import BatchNorm, BatchNormGrad, LayerNorm, LayerNo
 from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
+from mggcn.planning.batches import hops_back, mean_stack, padded_layout
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 
@@ -43,13 +45,19 @@ SHORT_WORK: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class EpochCost:
-    """Predicted costs of a run: a training epoch (the average over a period where they differ), an evaluation, and the
-    exact gradient, if steps are compared with it.
+    """Predicted costs of a run: a training epoch (the average over a period where they differ) or a step on a batch, an
+    evaluation, and the exact gradient, if steps are compared with it. batch: what a batch takes beside its step.
     """
 
     train: Cost
     evaluate: Cost
     exact: Cost | None = None
+    batch: BatchCost | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from a step to the next."""
+        return self.train.seconds if self.batch is None else self.batch.step_s(self.train.seconds)
 
 
 def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
@@ -59,6 +67,27 @@ def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
         training_cost(plan, machine),
         _cost(plan, machine, [rank.evaluate for rank in plan.ranks]),
         _cost(plan, machine, exact) if exact else None,
+        batch_cost(plan, machine),
+    )
+
+
+def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
+    """Predict what a batch takes beside its step, of sizes as drawn batches have them, if some were drawn; None for steps
+    over the whole graph.
+    """
+    stack, config, shape, device = plan.stack, plan.config, plan.shape, machine.device
+    if stack is None or not config.sample.batch:
+        return None
+    drawn, back = mean_stack(stack), hops_back(plan.ranks[0].values.training, stack)
+    # Ranks that share a batch each draw all of it.
+    edges = sum(size.edges for size in stack.together or drawn.capacities)
+    layout = padded_layout(config, shape, drawn, back)
+    sample = Sample(drawn.capacities[0].sources, edges, layout.feature_bytes)
+    return BatchCost(
+        sample_s=sample.seconds,
+        upload_s=layout.nbytes / device.upload if device.upload else 0.0,
+        ahead=config.sample.ahead,
+        cores=0.0 if device.upload else device.cores / machine.sharing(len(plan.ranks)),
     )
 
 

@@ -78,11 +78,11 @@ def _duration(plan: RunPlan, machine: Machine, done: int) -> str:
         return f"seconds are not predicted: {error}"
     evaluations = train.epochs // train.eval_every - done // train.eval_every if train.eval_every else 1
     left = train.epochs * train.repeat - done
-    epoch = plan.steps * cost.train.seconds
+    epoch = plan.steps * cost.step_s
     total = left * epoch + evaluations * train.repeat * cost.evaluate.seconds
     if cost.exact is not None:
         every = plan.config.sample.compare_gradient
         times = train.epochs // every - done // every
-        total += times * train.repeat * (cost.exact.seconds + cost.train.seconds)
+        total += times * train.repeat * (cost.exact.seconds + cost.step_s)
     caveat = f" (rates of this machine are {machine.caveat})" if machine.caveat else ""
     return f"{seconds_text(epoch)} per epoch, {seconds_text(total)} for {left:,} epochs{caveat}"

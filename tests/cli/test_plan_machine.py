@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,23 @@ def test_a_model_without_a_graph_has_no_aggregation_work(capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "predicted on" in out
     assert "aggregation work" not in out
+
+
+def test_batches_on_eight_gpus_are_planned_and_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a plan of sampled training over NCCL lacks the memory of batches on either side, or what sets their pace."""
+    arguments = [*PRODUCTS, *ON_GPUS, "--machine", "dgx-h100", "--training", 196_615, "--batch", 8192]
+    arguments += ["--fanout", "15,10,5"]
+    assert run_main("plan", *arguments) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"3 batches on their way take 1\.\d+ GiB of the host's memory for each rank, pinned, and \d+", out)
+    assert "a step is captured as a CUDA graph after two steps" in out
+    assert re.search(
+        r"a batch is drawn and gathered in .* by one of 2 threads \(estimated\), sent to its GPU in 10", out
+    )
+    assert run_main("plan", *arguments, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    batch, training = plan["predicted"]["batch"], plan["predicted"]["training"]["seconds"]
+    expected = max(training, batch["upload_seconds"], batch["sample_seconds"] / 2)
+    assert batch["step_seconds"] == pytest.approx(expected)
+    assert batch["epoch_seconds"] == pytest.approx(25 * expected)
+    assert all(rank["pinned_bytes"] > 2**30 for rank in plan["per_rank"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,16 @@ import torch
 
 import mggcn
 from mggcn import native
+from mggcn.assemble.plan import plan_shape
 from mggcn.backend.norms import NormKernels
-from mggcn.config import ModelConfig
+from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
+from mggcn.cost.machine import find_machine
 from mggcn.cost.work import Work
 from mggcn.model.kinds import norms
 from mggcn.planning.cost_text import summed_widths
-from mggcn.planning.op_cost import SMALL_ROWS, epoch_threads, items_by_op
+from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, items_by_op
 from tests.graphs import make_graph, on_ranks, pattern
+from tests.shapes import shape_of
 from tests.train.test_exact import config_of
 from tests.train.test_mixed import with_run
 
@@ -133,3 +137,26 @@ def test_norms_cost_the_passes_that_they_make(norm_layer: str, monkeypatch: pyte
 def test_work_is_counted_where_neighbours_are_summed(model: dict[str, Any], widths: tuple[int, ...]) -> None:
     """Fails if the columns of a layer's input are counted where attention sums those of its heads, or a head sums none."""
     assert summed_widths(ModelConfig(**model), 100, 5) == widths
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_batches_on_gpus_are_priced(ranks: int) -> None:
+    """Fails if a step on batches leaves out the way to the GPU or the host, or a batch as drawn is priced by its bounds."""
+    shape = dataclasses.replace(shape_of(200_000, 4_000_000, 128, 16), num_training=100_000)
+    run = RunConfig(ranks=ranks, device="cuda", transport="nccl" if ranks > 1 else "single")
+    config = Config(model=ModelConfig(hidden=(64,)), run=run, sample=SampleConfig(batch=1024 * ranks, fanout=(10, 5)))
+    plan, machine = plan_shape(config, shape), find_machine("dgx-h100")
+    cost = epoch_cost(plan, machine)
+    assert cost.batch is not None
+    stack = plan.stack
+    assert stack is not None
+    features = 512 * stack.capacities[0].sources
+    assert features / 50e9 < cost.batch.upload_s < 1.2 * features / 50e9
+    assert cost.step_s == max(cost.train.seconds, cost.batch.upload_s, cost.batch.sample_s / 2)
+    assert plan.ranks[0].pinned_bytes > 3 * features
+    assert 2 * features < plan.ranks[0].regions["batches on their way"] < 2.5 * features
+    mean = tuple((size.sources // 2, size.edges // 2) for size in stack.capacities)
+    drawn = batch_cost(dataclasses.replace(plan, stack=dataclasses.replace(stack, mean=mean)), machine)
+    assert drawn is not None
+    assert drawn.upload_s == pytest.approx(cost.batch.upload_s / 2, rel=0.05)
+    assert drawn.sample_s == pytest.approx(cost.batch.sample_s / 2, rel=0.05)

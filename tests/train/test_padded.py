@@ -19,7 +19,7 @@ from mggcn.config import Config
 from mggcn.feed.batch import Batch
 from mggcn.graph.csr import Graph
 from mggcn.train.padded import PaddedLoader
-from tests.devices import EMULATED, share_of_plan, taken_on_gpus
+from tests.devices import EMULATED, GPU, share_of_plan, taken_on_gpus
 from tests.emulator.capture import Allocator, CaptureDevice, stand_in
 from tests.emulator.streams import StreamsDevice
 from tests.emulator.strict import StrictDevice
@@ -208,6 +208,23 @@ def test_uploads_run_beside_the_step(ahead: int) -> None:
     assert (threading.current_thread().name in device.waited) == (not ahead)
     assert all(name.startswith("mggcn-feed") for name in device.waited) == bool(ahead)
     (expected,) = on_ranks(config_of(KINDS["gcn"]), graph_of(), lambda rank: [rank.trainer.step(e) for e in range(2)])
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_gpu_records_steps_on_batches(name: str, ahead: int) -> None:
+    """Fails if a step cannot be captured, or its replays over other batches differ from the CPU's steps."""
+
+    def losses(rank: Rank) -> Any:
+        return [rank.trainer.step(epoch) for epoch in range(4)], rank.trainer.states["epoch"]
+
+    ((found, state),) = on_ranks(
+        config_of(KINDS[name], device="cuda", ahead=ahead), graph_of(), losses, device_of=GPU.device_of
+    )
+    assert state == "captured"
+    ((expected, _),) = on_ranks(config_of(KINDS[name]), graph_of(), losses)
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 

@@ -1,0 +1,62 @@
+"""Predicted seconds of a step on a batch: what the host draws and gathers for it, and its way to the device.
+
+Both happen beside the step before if batches are made ahead; then the slowest of the three sets the pace. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+EDGE_S: Final = 2.6e-8
+"""Seconds of a thread for an edge that it draws, numbers and transposes: 869,000 in 19 to 24 ms, two on one core
+(docs/notes/0034-sampler.md)."""
+ROW_S: Final = 2.5e-8
+"""Seconds until a row that is read at random is there, beside its bytes: several rows are under way at a time."""
+GATHER_RATE: Final = 8e9
+"""Bytes per second of the rows that a thread gathers from memory, read and written, once they are found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A thread draws the `entries` edges of a batch, and gathers the features of its `rows` rows, of `row_bytes` each."""
+
+    rows: int
+    entries: int
+    row_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one thread with a core of its own; estimates, which no machine's file has."""
+        return self.entries * EDGE_S + self.rows * (ROW_S + self.row_bytes / GATHER_RATE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchCost:
+    """Seconds of a batch. sample_s: of a thread; upload_s: on the way to the device, 0 on the host; ahead: batches that
+    threads make beside the step; cores: of the device's own, if they compute the steps as well, else 0.
+    """
+
+    sample_s: float
+    upload_s: float
+    ahead: int
+    cores: float
+
+    def step_s(self, computing_s: float) -> float:
+        """Return the seconds from a step to the next, given those of a step alone."""
+        if self.cores:
+            # Threads that draw take cores from those that compute.
+            return computing_s + self.sample_s / (max(self.cores, 1.0) if self.ahead else 1.0)
+        if not self.ahead:
+            return computing_s + self.upload_s + self.sample_s
+        return max(computing_s, self.upload_s, self.sample_s / self.ahead)
+
+    def limit(self, computing_s: float) -> str:
+        """Return in words what sets the pace."""
+        if self.cores or not self.ahead:
+            return "one after the other"
+        found = {"computing": computing_s, "the upload": self.upload_s, "the host": self.sample_s / self.ahead}
+        slowest = max(found, key=found.__getitem__)
+        enough = math.ceil(self.sample_s / max(computing_s, self.upload_s))
+        return f"as fast as {slowest}" + f"; sample.ahead = {enough} would keep up" * (slowest == "the host")

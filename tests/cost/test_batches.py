@@ -1,0 +1,34 @@
+"""What a batch takes beside its step, and which of the three sets the pace."""
+
+from __future__ import annotations
+
+import pytest
+
+from mggcn.cost.batches import BatchCost, Sample
+
+
+@pytest.mark.parametrize(
+    ("ahead", "computing", "expected", "words"),
+    [
+        (0, 2.0, 2.0 + 3.0 + 12.0, "one after the other"),
+        (1, 2.0, 12.0, "as fast as the host; sample.ahead = 4 would keep up"),
+        (4, 2.0, 3.0, "as fast as the upload"),
+        (6, 5.0, 5.0, "as fast as computing"),
+    ],
+)
+def test_the_slowest_sets_the_pace_of_a_gpu(ahead: int, computing: float, expected: float, words: str) -> None:
+    """Fails if what runs beside the step is added to it, or threads that draw batches do not share them."""
+    cost = BatchCost(sample_s=12.0, upload_s=3.0, ahead=ahead, cores=0.0)
+    assert cost.step_s(computing) == expected
+    assert cost.limit(computing) == words
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(0, 14.0), (2, 5.0)])
+def test_threads_of_a_host_share_its_cores(ahead: int, expected: float) -> None:
+    """Fails if drawing beside the step takes nothing from it, where both have the same cores."""
+    assert BatchCost(sample_s=12.0, upload_s=0.0, ahead=ahead, cores=4.0).step_s(2.0) == expected
+
+
+def test_a_batch_of_the_samplers_note_takes_what_was_measured() -> None:
+    """Fails if the seconds of a batch are far from those that a thread took for one (docs/notes/0034-sampler.md)."""
+    assert 0.019 < Sample(0, 869_000, 0).seconds < 0.025
