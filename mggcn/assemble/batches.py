@@ -22,7 +22,7 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import degrees, scales
-from mggcn.planning.batches import hops_back, is_corrected, pads_batches, reads_weights, slot_plan
+from mggcn.planning.batches import hops_back, is_corrected, pads_batches, reads_weights, share_plan, slot_plan
 from mggcn.planning.run import RunPlan
 from mggcn.train.runtime import DTYPES
 
@@ -101,7 +101,8 @@ def sampled_feed(
         typed=plan.ranks[rank].values.typed,
     )
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
-    slots = slot_plan(config, plan.shape, stack, hops_back(plan.ranks[rank].values.training, stack))
+    back = hops_back(plan.ranks[rank].values.training, stack)
+    slots = slot_plan(config, plan.shape, stack, back)
     pinned = pads_batches(config, graph.task)
 
     def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -118,7 +119,8 @@ def sampled_feed(
         lambda: GatheredRows(reader, spec, DTYPES[dtype], backend.pinned if pinned else allocate),
         norm,
         sample.ahead,
-        owner=owner if config.shares_batches else None,
+        owner=owner,
+        share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
         links=draws_of_links(config, graph),
         empty=empty if pinned else np.empty,
     )

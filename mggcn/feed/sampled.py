@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from mggcn import native
 from mggcn.backend.events import Mark
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, DrawnHop, Sampler
+from mggcn.blocks.shared import Share, SharePlan
 from mggcn.blocks.slot import Empty, Slot, SlotPlan
 from mggcn.config import SampleConfig
 from mggcn.errors import PlanError
@@ -28,7 +29,7 @@ from mggcn.feed.gather import GatheredRows
 from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.relation_means import RelationMeans
 from mggcn.feed.seeds import Seeds
-from mggcn.feed.shared import part_of
+from mggcn.feed.shared import in_order, part_of
 from mggcn.graph.csr import CSR
 from mggcn.partition.rows.tiles import scales
 
@@ -47,7 +48,9 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The memory of a batch on its way: what is drawn, its values and their transpose, features, scales of all rows."""
+    """The memory of a batch on its way: what is drawn, its values and their transpose, features, scales of all rows; and
+    this rank's part, if ranks share it.
+    """
 
     slot: Slot
     values: tuple[Vector, ...]
@@ -56,6 +59,7 @@ class _Place:
     scales: tuple[Vector, Vector]
     reads: list[Mark]
     """As of a batch."""
+    share: Share | None
 
 
 class EdgeValues:
@@ -111,22 +115,15 @@ class EdgeValues:
         kernel(ctypes.byref(arguments), out.ctypes.data)
 
 
-def _in_order(values: Vector, order: Vector, out: Vector) -> Vector:
-    """Write values[order], order int32, which NumPy would convert to int64 first."""
-    kernel = native.kernel("mggcn_gather_rows_", "f64" if out.dtype == np.float64 else "f32")
-    kernel(values.ctypes.data, 1, order.ctypes.data, out.ctypes.data, 1, out.size, 1, 1)
-    return out
-
-
 class SampledFeed:
     """Batches of training vertices with what is drawn of their neighbourhoods, of one rank.
 
     memory: makes that of a batch's features. ahead: batches that are made beside the step. norm (N,): S_r and S_c of the
     whole graph. keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each
-    vertex, where ranks share a batch: each draws all of it, and takes its part. links: where links are predicted, seeds
-    are numbers of training links, and the vertices of their pairs take their place when a batch is drawn, from which the
-    step's links are left out. empty: makes the arrays of a batch. Memory: ahead + 1 batches, as planning/batches.py counts
-    them.
+    vertex; share: plans the part of a rank where ranks share batches, of which each draws all, and takes its part. links:
+    where links are predicted, seeds are numbers of training links, and the vertices of their pairs take their place when a
+    batch is drawn, from which the step's links are left out. empty: makes the arrays of a batch. Memory: ahead + 1 batches,
+    as planning/batches.py counts them.
     """
 
     def __init__(
@@ -143,6 +140,7 @@ class SampledFeed:
         keep: bool = False,
         owner: Vector | None = None,
         links: LinkDraws | None = None,
+        share: SharePlan | None = None,
         empty: Empty = np.empty,
     ) -> None:
         self._links: LinkDraws | None = links
@@ -156,7 +154,7 @@ class SampledFeed:
         drawn = stack.together or stack.capacities
         edges = [c.edges * values.needed for c in reversed(drawn)]
         edges_t = [count * plan.is_transposed(hop) for hop, count in enumerate(edges)]
-        most = drawn[0].sources
+        most = stack.capacities[0].sources
         self._places = [
             _Place(
                 Slot(plan, empty),
@@ -165,6 +163,7 @@ class SampledFeed:
                 memory(),
                 (empty(most, real), empty(most, real)),
                 [],
+                None if share is None else Share(share, rank, empty),
             )
             for _ in range(ahead + 1)
         ]
@@ -203,7 +202,7 @@ class SampledFeed:
 
     def _seeds_of(self, step: _Step) -> Vector:
         """Return the seeds around which this rank draws."""
-        return step.seeds if self._owner is not None else self._seeds.of_rank(step.seeds, self._rank)
+        return step.seeds if self._places[0].share is not None else self._seeds.of_rank(step.seeds, self._rank)
 
     def _halves(self, step: _Step, seeds: Vector, *, last: bool) -> Iterator[Batch]:
         """Yield the parts of a step whose seeds on this rank are too many for what was planned."""
@@ -236,21 +235,26 @@ class SampledFeed:
             return None
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
-        normed = self._scales(rows, edges, drawn, place)
-        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=normed, pairs=pairs, reads=place.reads)
-        if self._owner is not None:
+        scales = None
+        if self._values.sample.weights == "block" and self._norm[0] is not None:
+            scales = {name: self._of_block(name, edges, ids.size) for name, ids in rows.items()}
+        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=scales, pairs=pairs, reads=place.reads)
+        if place.share is not None:
             try:
-                batch = part_of(batch, self._ranks_of(drawn, seeds), self.stack, self._rank, self._seeds.ranks)
+                batch = part_of(place.share, batch, self._ranks_of(place.share, drawn.ids, seeds), self.stack)
             except BatchTooLargeError:
                 return None
-        features = place.features.gather(batch.rows[self.stack.blocks[0].sources])
-        batch = dataclasses.replace(batch, features=features)
+        ids = batch.rows[self.stack.blocks[0].sources]
+        features = place.features.gather(ids)
+        batch = dataclasses.replace(
+            batch, features=features, scales=batch.scales or self._scales(batch.rows, ids, place)
+        )
         return batch.copy() if self._keep else batch
 
-    def _ranks_of(self, drawn: Drawn, seeds: Vector) -> Vector:
+    def _ranks_of(self, share: Share, ids: Vector, seeds: Vector) -> Vector:
         """Return the rank of each row of a batch that ranks share: its owner, of a seed the one to which it is dealt."""
         assert self._owner is not None
-        of_row: Vector = self._owner[drawn.ids]
+        of_row = np.take(self._owner, ids, out=share.arrays["of_row"][: ids.size], mode="clip")
         of_row[: seeds.size] = self._seeds.ranks_of(seeds)
         return of_row
 
@@ -272,18 +276,16 @@ class SampledFeed:
             indptr_t, indices_t, order = hop.transposed
             values_t = None
             if values is not None:
-                values_t = _in_order(values, order, place.values_t[number][: order.size])
+                values_t = in_order(values, order, place.values_t[number][: order.size])
             if types is not None:
                 types_t = types[order]
             back = BlockEdges(indptr_t, indices_t, values_t, types=types_t)
         return BlockEdges(hop.indptr, hop.indices, values, back, types)
 
-    def _scales(self, rows: dict[RowSet, Vector], edges: Any, drawn: Drawn, place: _Place) -> dict[RowSet, Scales]:
-        """Return S_r and S_c of every row set: of the whole graph, or of the degrees in the batch."""
-        if self._values.sample.weights == "block" and self._norm[0] is not None:
-            return {name: self._of_block(name, edges, ids.size) for name, ids in rows.items()}
+    def _scales(self, rows: Mapping[RowSet, Vector], ids: Vector, place: _Place) -> dict[RowSet, Scales]:
+        """Return S_r and S_c of the whole graph for every row set; ids: of the input's rows, with which they all begin."""
         both = [
-            None if norm is None else np.take(norm, drawn.ids, out=out[: drawn.ids.size], mode="clip")
+            None if norm is None else np.take(norm, ids, out=out[: ids.size], mode="clip")
             for norm, out in zip(self._norm, place.scales, strict=True)
         ]
         return {

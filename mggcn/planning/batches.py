@@ -8,6 +8,7 @@ from mggcn.blocks.block import Capacity, Stack
 from mggcn.blocks.capacities import hops_of, shared_hops
 from mggcn.blocks.draws import By, Draws, bounds
 from mggcn.blocks.padded import PaddedLayout
+from mggcn.blocks.shared import SharePlan
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError
@@ -231,34 +232,30 @@ def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> in
     it is the host's memory. back: as for `slot_plan`.
     """
     real, drawn = ITEM_BYTES[REAL[config.run.precision]], stack.together or stack.capacities
-    inputs = drawn[0].sources
+    block_scales = config.sample.weights == "block"
+    inputs = drawn[0].sources if block_scales else stack.capacities[0].sources
     features = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision]).nbytes
     # A type, as it is stored and as it is looked up.
     edge = real * _is_valued(config, shape) + (4 if config.model.typed else 0)
     edges = sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(drawn)))
     # Degrees of blocks are counted anew in every step, in double precision.
-    norm = 2 * real if config.sample.weights != "block" else DEGREE_BYTES
+    norm = DEGREE_BYTES if block_scales else 2 * real
     one = slot_plan(config, shape, stack, back).nbytes + edge * edges + features + (4 + norm) * inputs
-    one += _part_bytes(config, stack, back, edge, norm)
+    if stack.together:
+        one += share_plan(config, shape, stack, back).nbytes
     vertices = shape.num_vertices
     batches = max((config.sample.ahead + 1) * one, SCALE_BYTES * vertices)
     order = ORDER_BYTES + DRAWN_BYTES * (config.sample.deal == "by-class")
     return batches + real * vertices + order * (shape.num_training or vertices)
 
 
-def _part_bytes(config: Config, stack: Stack, back: int, edge: int, norm: int) -> int:
-    """Return the bytes of a rank's part of a batch that ranks share, and of the pass over all edges that makes it.
-
-    edge: bytes of what an edge counts; norm: of the scales of a row.
-    """
-    if not stack.together:
-        return 0
-    part = making = 0
-    for hop, (size, whole) in enumerate(zip(reversed(stack.capacities), reversed(stack.together), strict=True)):
-        for rows in (size.targets, size.sources)[: 1 + (hop < back)]:
-            part += (4 + edge) * size.edges + 16 * (rows + 1)
-        part += 4 * (size.sent + size.sent_back) + (8 + norm) * size.sources
-        # The rank of each edge's row, and which rows each rank reads, both ways; of a rank's edges, places and columns.
-        reads = config.run.ranks * (whole.sources + whole.targets)
-        making = max(making, 4 * whole.edges + 32 * size.edges + 24 * whole.sources + reads)
-    return part + making
+def share_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> SharePlan:
+    """Return what the memory of a rank's part depends on, where ranks share a batch. back: as for `slot_plan`."""
+    return SharePlan(
+        capacities=tuple(reversed(stack.capacities)),
+        together=tuple(reversed(stack.together)),
+        exchanged=tuple(block in stack.exchanged for block in reversed(stack.blocks)),
+        ranks=config.run.ranks,
+        transposed=back,
+        value_bytes=ITEM_BYTES[REAL[config.run.precision]] * (_is_valued(config, shape) or config.model.typed),
+    )
