@@ -48,7 +48,6 @@ class ShareArgs(ctypes.Structure):
         ("num_columns", ctypes.c_int64),
         ("rank", ctypes.c_int32),
         ("ranks", ctypes.c_int32),
-        ("words", ctypes.c_int32),
         ("gathered", ctypes.c_int32),
     )
 
@@ -69,11 +68,6 @@ class SharePlan:
     value_bytes: int
     """Bytes of what an edge counts, 0 if all count alike."""
 
-    @property
-    def words(self) -> int:
-        """Words of 64 bits, a bit for each rank."""
-        return -(-self.ranks // 64)
-
     def directions(self, hop: int) -> tuple[str, ...]:
         """Return the ways on which a hop's edges are cut: forth, and if its rows are exchanged back."""
         return ("", "_t") if self.exchanged[hop] and hop < self.transposed else ("",)
@@ -82,7 +76,8 @@ class SharePlan:
         """Yield the name, type and length of every array; those of a hop end with its number."""
         rows = self.together[-1].sources
         yield "of_row", np.uint16, rows
-        yield "readers", np.uint64, rows * self.words
+        # A bit for each rank: of up to 8 a byte, else words of 64.
+        yield "readers", np.uint8, rows * (1 if self.ranks <= 8 else 8 * -(-self.ranks // 64))
         yield "number", np.int32, rows
         yield "counts", np.int64, self.ranks * (self.ranks + 4)
         yield "places", np.int64, self.capacities[-1].sources
@@ -160,7 +155,6 @@ class Share:
             num_columns=of_column.size,
             rank=self.rank,
             ranks=self.plan.ranks,
-            words=self.plan.words,
         )
         args.readers, args.number = (self.arrays[name].ctypes.data for name in ("readers", "number"))
         return args

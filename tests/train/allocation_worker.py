@@ -53,6 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
     "batches-sparse-bf16": {"batch": 400, "features": "sparse", "precision": "bf16"},
     "batches-fp64": {"batch": 400, "precision": "fp64", "kind": "sage"},
     "two-ranks-batches": {"batch": 400, "ranks": 2, "norm_layer": "batch"},
+    "two-ranks-shared-batches": {"batch": 400, "ranks": 2, "batches": "cooperative", "kind": "gat", "heads": 4},
     "bf16": {"precision": "bf16", "dropout": 0.5},
     "two-ranks": {"ranks": 2},
     "two-ranks-dropout": {"ranks": 2, "dropout": 0.5},
@@ -92,7 +93,9 @@ class Greedy:
 def config_of(case: str) -> Config:
     chosen = {"optimizer": "adam", **CASES[case]}
     given = {
-        name: chosen.pop(name) for name in ("features", "products", "strategy", "delay", "precision") if name in chosen
+        name: chosen.pop(name)
+        for name in ("features", "products", "strategy", "delay", "precision", "batches")
+        if name in chosen
     }
     ranks, batch = chosen.pop("ranks", 1), chosen.pop("batch", 0)
     train = TrainConfig(seed=20011, optimizer=chosen.pop("optimizer"))

@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 BOUND = 64 << 10
 FAST = ["dense-input-dropout", "batches"]
 FULL = [
+    "two-ranks-shared-batches",
     "batch-norm",
     "gat",
     "gatv2",
