@@ -40,7 +40,22 @@ class Rows(Protocol):
         ...
 
     def array(self) -> Array:
-        """Return the whole as one read-only array or memmap; nothing is copied."""
+        """Return the whole as one read-only array or memmap; nothing is copied, unless `copied`."""
+        ...
+
+    @property
+    def copied(self) -> bool:
+        """Whether `array` makes an array: of parts that are joined, or rows that are converted."""
+        ...
+
+    def take(self, ids: npt.NDArray[np.int64]) -> Array:
+        """Return rows by number as a fresh array. Cost: a random access for each, and a map of each file."""
+        ...
+
+    def in_place(self) -> Rows:
+        """Return the same rows for many calls of `take`, with one map of each file: a page counts once for each map that
+        reads it.
+        """
         ...
 
 
@@ -58,11 +73,20 @@ class ArrayRows:
     def dtype(self) -> np.dtype[Any]:
         return self.data.dtype
 
+    copied = False
+
     def read(self, start: int, stop: int) -> Array:
         return np.array(self.data[start:stop], order="C")
 
     def array(self) -> Array:
         return self.data
+
+    def take(self, ids: npt.NDArray[np.int64]) -> Array:
+        rows: Array = self.data[ids]
+        return rows
+
+    def in_place(self) -> ArrayRows:
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +113,20 @@ class CSR:
     @property
     def nnz(self) -> int:
         return self.indices.shape[0]
+
+    @property
+    def copied_bytes(self) -> int:
+        """The bytes that arrays of the matrix take where files cannot be mapped as they are, as of joined graphs."""
+        parts = (self.indptr, self.indices, self.values, self.types, self.type_degrees)
+        copied = (rows for rows in parts if rows is not None and rows.copied)
+        return sum(rows.shape[0] * rows.dtype.itemsize for rows in copied)
+
+    def in_place(self) -> CSR:
+        """Return the same matrix with one map of each file. Memory: `copied_bytes`."""
+        parts = ("indptr", "indices", "values", "types", "type_degrees")
+        given = {name: getattr(self, name) for name in parts}
+        arrays: Any = {name: ArrayRows(rows.array()) for name, rows in given.items() if rows is not None}
+        return replace(self, **arrays)
 
     def untyped(self) -> CSR:
         """Return the same matrix without relations: edges of several relations between two vertices are then parallel."""

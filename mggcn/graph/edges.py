@@ -115,6 +115,14 @@ class RowIds:
     def array(self) -> Array:
         return self.read(0, self.shape[0])
 
+    copied = True
+
+    def take(self, ids: npt.NDArray[np.int64]) -> Array:
+        return np.searchsorted(self.indptr, ids, side="right") - 1
+
+    def in_place(self) -> RowIds:
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnOf:
@@ -136,3 +144,11 @@ class ColumnOf:
 
     def array(self) -> Array:
         return self.read(0, self.shape[0])
+
+    copied = True
+
+    def take(self, ids: npt.NDArray[np.int64]) -> Array:
+        return np.ascontiguousarray(self.table.take(ids)[:, self.number])
+
+    def in_place(self) -> ColumnOf:
+        return ColumnOf(self.table.in_place(), self.number)

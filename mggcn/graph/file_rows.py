@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from mggcn.errors import StoreError
 from mggcn.files import NamedFile, open_file
-from mggcn.graph.csr import Array
+from mggcn.graph.csr import Array, ArrayRows
 from mggcn.graph.digests import CheckedFile, FileState, file_state, open_again, read_exactly
 
 
@@ -84,6 +85,14 @@ class FileRows:
                 self.checked.check(file)
             mapped: Array = np.memmap(file, self.dtype, "r", self.offset, self.shape)
         return mapped
+
+    copied = False
+
+    def take(self, ids: npt.NDArray[np.int64]) -> Array:
+        return self.in_place().take(ids)
+
+    def in_place(self) -> ArrayRows:
+        return ArrayRows(self.array())
 
     def check_start(self) -> None:
         """Compare the block that has the header, where it was not compared yet. Raises: StoreError."""

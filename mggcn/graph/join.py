@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mggcn.errors import GraphError
 from mggcn.graph.check import check_graph, known_labels
@@ -48,6 +49,21 @@ class JoinedRows:
 
     def array(self) -> Array:
         return self.read(0, self.shape[0])
+
+    copied = True
+
+    def take(self, ids: npt.NDArray[np.int64]) -> Array:
+        starts = np.cumsum([0, *(part.shape[0] for part in self.parts)])
+        part_of = np.searchsorted(starts, ids, side="right") - 1
+        out = np.empty((ids.size, *self.shape[1:]), self.dtype)
+        for number in np.unique(part_of):
+            mine = np.flatnonzero(part_of == number)
+            rows = self.parts[number].take(ids[mine] - starts[number])
+            out[mine] = rows + rows.dtype.type(self.added[number]) if self.added else rows
+        return out
+
+    def in_place(self) -> JoinedRows:
+        return JoinedRows(tuple(part.in_place() for part in self.parts), self.added)
 
 
 def join(graphs: Sequence[Graph], parts: Sequence[str] = (), *, name: str = "graphs") -> Graph:

@@ -202,6 +202,14 @@ class MappedRows:
     def array(self) -> Array:
         return self.read(0, self.shape[0])
 
+    copied = True
+
+    def take(self, ids: npt.NDArray[np.int64]) -> Array:
+        return self.change(self.rows.take(ids))
+
+    def in_place(self) -> MappedRows:
+        return MappedRows(self.rows.in_place(), self.change, self.dtype)
+
 
 def _single(rows: Array) -> Array:
     return as_single(rows, "features")

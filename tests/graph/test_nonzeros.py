@@ -76,6 +76,15 @@ def test_a_sample_that_misleads_changes_nothing() -> None:
         def array(self) -> np.ndarray:
             return self.data
 
+        copied = False
+
+        def take(self, ids: np.ndarray) -> np.ndarray:
+            rows: np.ndarray = self.data[ids]
+            return rows
+
+        def in_place(self) -> Counted:
+            return self
+
     counted: Rows = Counted(np.ones((100_000, 4), np.float32))
     assert features_nnz(counted) is None
     assert counted.read_rows == 1024  # type: ignore[attr-defined]

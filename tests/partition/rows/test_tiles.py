@@ -41,6 +41,14 @@ class Exchanged:
     def array(self) -> np.ndarray:
         return self.rows[0]
 
+    copied = False
+
+    def take(self, ids: np.ndarray) -> np.ndarray:
+        return self.rows[0][ids]
+
+    def in_place(self) -> Exchanged:
+        return self
+
 
 @pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
