@@ -164,6 +164,64 @@ class BlockValuesArgs(ctypes.Structure):
     )
 
 
+class RowScalesArgs(ctypes.Structure):
+    """`RowScales` of cpu/scales.cpp."""
+
+    _fields_ = (
+        ("indptr", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("known", ctypes.c_void_p),
+        ("num_entries", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("bad", ctypes.c_int64),
+        ("self_loops", ctypes.c_int32),
+        ("symmetric", ctypes.c_int32),
+        ("status", ctypes.c_int32),
+    )
+
+
+class RelationMeansArgs(ctypes.Structure):
+    """`RelationMeans` of cpu/relations.cpp."""
+
+    _fields_ = (
+        ("indptr", ctypes.c_void_p),
+        ("place", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("store_indptr", ctypes.c_void_p),
+        ("store_types", ctypes.c_void_p),
+        ("store_degrees", ctypes.c_void_p),
+        ("draw", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("bad", ctypes.c_int64),
+        ("relations", ctypes.c_int32),
+        ("wide", ctypes.c_int32),
+        ("mode", ctypes.c_int32),
+    )
+
+
+class RelationOrderArgs(ctypes.Structure):
+    """`RelationOrder` of cpu/relations.cpp."""
+
+    _fields_ = (
+        ("indptr", ctypes.c_void_p),
+        ("indices", ctypes.c_void_p),
+        ("types", ctypes.c_void_p),
+        ("work", ctypes.c_void_p),
+        ("rows_out", ctypes.c_void_p),
+        ("indices_out", ctypes.c_void_p),
+        ("pointers", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("block_rows", ctypes.c_int64),
+        ("num_parts", ctypes.c_int64),
+        ("relations", ctypes.c_int32),
+        ("wide", ctypes.c_int32),
+    )
+
+
 class EdgeTextArgs(ctypes.Structure):
     """`EdgeText` of cpu/parse.cpp."""
 
@@ -224,6 +282,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_required_reads": (_P, _P, _I),
     "mggcn_required_tiles": (_P, _I, _P, _P, _P, _I),
     "mggcn_block_values_": (_P, _P),
+    "mggcn_row_scales_": (_P, _P),
+    "mggcn_relation_means_": (_P, _P, _P),
+    "mggcn_relation_order_": (_P, _P, _P),
     "mggcn_parse_edges": (_P, _I),
     "mggcn_balance": (_P, _L, _L, _P),
     "mggcn_libra_edges": (_P, _P, _L, _L, _I, _P),
@@ -241,8 +302,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_sample_seeds": (_P, _P, _L),
     "mggcn_sample_hop": (_P,),
     "mggcn_sample_transpose": (_P,),
-    "mggcn_share_count": (_P,),
-    "mggcn_share_cut": (_P,),
 }
 
 

@@ -16,6 +16,8 @@ MAX_ENTRIES: Final = 2**31 - 1
 By = Literal["uniform", "weight", "labor", "labor-one"]
 ALL: Final = -1
 """The fan-out that takes every neighbour."""
+MAX_TYPES: Final = 2**14
+"""Words of draws are numbered with 32 bits, and each type has 2^18."""
 MAX_FANOUT: Final = 2**16 - 1
 """The words of an edge type begin at draw 2^18 times its number."""
 
@@ -46,6 +48,12 @@ class Draws:
             if not all(least <= count <= MAX_FANOUT or count == ALL for count in counts) or not any(counts):
                 some = " for some type" if by_type else ""
                 raise ConfigError(f"a fan-out must lie in 1 .. {MAX_FANOUT} or be {ALL} for all{some}, got {fanout}")
+        most = max((len(fanout) for fanout in self.fanouts if isinstance(fanout, tuple)), default=0)
+        if most > MAX_TYPES:
+            raise ConfigError(
+                f"neighbours are drawn by type for at most {MAX_TYPES:,} types of edges, got {most:,}; draw so many of all "
+                "types together (sample.by_type = false)"
+            )
         if len({len(fanout) for fanout in self.fanouts if isinstance(fanout, tuple)}) > 1:
             raise ConfigError(f"fan-outs by type must be as many in each hop, got {self.fanouts}")
         if self.by not in get_args(By):
