@@ -135,6 +135,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     draw: Literal["uniform", "replace", "weight", "labor", "labor-one"]
     by_type: bool
     weights: Literal["unbiased", "mean", "block"]
+    first: Literal["drawn", "full"]
     drop_last: bool
     deal: Literal["global", "ranges", "by-class"]
     plan: Literal["auto", "bound", "run"]

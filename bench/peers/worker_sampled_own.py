@@ -57,10 +57,9 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
     import numpy as np
     import torch
 
-    from mggcn.assemble.batches import whole_graph
     from mggcn.assemble.stack import seeds_of
     from mggcn.blocks.sampler import Sampler
-    from mggcn.feed.features import FeatureReader
+    from mggcn.feed.features import VertexFeatures
     from mggcn.feed.gather import GatheredRows
     from mggcn.feed.sampled import EdgeValues, SampledFeed
     from mggcn.memory.arena import BufferSpec
@@ -68,7 +67,7 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
 
     adj_t, slots = graph.adj_t, slot_plan(config, plan.shape, plan.stack, len(plan.stack.blocks))
     values = EdgeValues(adj_t, config.sample, self_loops=False, corrected=False, stored=False, real=np.float32)
-    reader = FeatureReader(graph, whole_graph(graph.num_vertices), 0, False)
+    reader = VertexFeatures(graph, False)
     rows = plan.stack.capacities[0].sources if job["part"] == "feed" else 0
     spec = BufferSpec("", rows, reader.num_features, "fp32")
 
@@ -80,7 +79,7 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
         return GatheredRows(reader, spec, torch.float32) if rows else NoRows()
 
     seeds, sampler = seeds_of(config, graph, None), Sampler(adj_t, slots.draws)
-    feed = SampledFeed(plan.stack, sampler, slots, seeds, 0, values, memory, (None, None), config.sample.ahead)
+    feed = SampledFeed(plan.stack, sampler, slots, seeds, 0, values, memory, None, config.sample.ahead)
     sizes: list[float] = []
 
     def measure(batch: Any) -> None:

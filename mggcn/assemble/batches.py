@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,65 +14,40 @@ from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.memory import allocate
 from mggcn.blocks.sampler import Sampler
 from mggcn.config import Config
-from mggcn.feed.batch import Scales
-from mggcn.feed.features import FeatureReader
+from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.sampled import EdgeValues, SampledFeed
-from mggcn.graph.csr import CSR, ArrayRows, Graph
+from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
-from mggcn.partition.order import Assignment
-from mggcn.partition.rows.tiles import degrees, scales
-from mggcn.planning.batches import hops_back, is_corrected, pads_batches, reads_weights, share_plan, slot_plan
+from mggcn.planning.batches import hops_back, is_corrected, pads_batches, reads_weights, slot_plan
 from mggcn.planning.run import RunPlan
 from mggcn.train.runtime import DTYPES
 
 
-def whole_graph(num_vertices: int) -> Assignment:
-    """Return the assignment of all vertices to one rank, in their order."""
-    owner, local = np.zeros(num_vertices, np.uint16), np.arange(num_vertices, dtype=np.int32)
-    return Assignment(owner, local, (num_vertices,))
-
-
 def mapped_once(graph: Graph) -> Graph:
-    """Return the graph with one map of each file that batches read: a page counts once for each map that reads it."""
+    """Return the graph as all that draws or scores batches reads it: files in place, by one map of each.
 
-    def once(found: Any) -> Any:
-        if found is None:
-            return None
-        if isinstance(found, CSR):
-            files = ("indptr", "indices", "values", "types", "type_degrees")
-            return dataclasses.replace(found, **{name: once(getattr(found, name)) for name in files})
-        return ArrayRows(found.array())
-
-    adj_t = once(graph.adj_t)
+    Where features or labels are converted or joined, rows are as they are taken; matrices of joined graphs are read, as
+    a plan counts them (`CSR.copied_bytes`).
+    """
+    adj_t, features = graph.adj_t.in_place(), graph.features
     return dataclasses.replace(
         graph,
         adj=adj_t if graph.adj is graph.adj_t else graph.adj,
         adj_t=adj_t,
-        features=once(graph.features),
-        labels=once(graph.labels),
+        features=None if features is None else features.in_place(),
+        labels=None if graph.labels is None else graph.labels.in_place(),
     )
 
 
-def norm_of(config: Config, graph: Graph, threads: int) -> Scales:
-    """Return S_r and S_c of a run's model, as `norm_scales`."""
+def norm_of(config: Config, graph: Graph) -> NormScales | None:
+    """Return the scales of a run's model; None if it has none."""
     model, real = config.model, scale_dtype(config.run.precision)
-    return norm_scales(graph, model.norm, self_loops=model.self_loops, threads=threads, real=real)
-
-
-def norm_scales(graph: Graph, norm: str, *, self_loops: bool, threads: int, real: npt.DTypeLike) -> Scales:
-    """Return S_r and S_c of the whole graph, (N,), None for ones.
-
-    Cost: a sweep over its edges, unless the norm is none. Raises: GraphError for negative degrees.
-    """
-    if norm == "none":
-        return None, None
-    whole = whole_graph(graph.num_vertices)
-    degree = degrees(graph.untyped().adj_t, whole, 0, self_loops=self_loops, threads=threads)
-    row, col = scales(degree, norm)
-    kept = row.astype(real)
-    return kept, kept if col is row else col
+    if not model.aggregates:
+        return None
+    return NormScales(graph.adj_t.untyped(), model.norm, self_loops=model.self_loops, real=real)
 
 
 def sampled_feed(
@@ -80,13 +56,15 @@ def sampled_feed(
     plan: RunPlan,
     owner: Any,
     rank: int,
-    reader: FeatureReader,
-    norm: Scales,
+    reader: VertexFeatures,
+    norm: NormScales | None,
     backend: KernelBackend,
+    sums: Rows | None = None,
 ) -> SampledFeed:
-    """Return the feed of one rank. owner uint16 (N,): the rank of each vertex. norm: norm_of.
+    """Return the feed of one rank.
 
-    backend: on a GPU batches lie in memory that it reads by itself.
+    graph: `mapped_once`. owner uint16 (N,): the rank of each vertex. norm: norm_of. sums (N, D): A X, where the model reads
+    the first layer's sums. backend: on a GPU batches lie in memory that it reads by itself.
     """
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
     assert stack is not None
@@ -98,16 +76,20 @@ def sampled_feed(
         corrected=is_corrected(config),
         stored=reads_weights(config, adj_t.values is not None, graph.repeats),
         real=np.dtype(scale_dtype(run.precision)),
-        typed=plan.ranks[rank].values.typed,
+        num_relations=plan.shape.num_relations if plan.ranks[rank].values.typed else 0,
     )
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
-    back = hops_back(plan.ranks[rank].values.training, stack)
-    slots = slot_plan(config, plan.shape, stack, back)
+    slots = slot_plan(config, plan.shape, stack, hops_back(plan.ranks[rank].values.training, stack))
     pinned = pads_batches(config, graph.task)
 
     def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = backend.pinned(count * np.dtype(dtype).itemsize).numpy().view(dtype)
         return found
+
+    first = plan.ranks[rank].values.first
+
+    def memory(source: VertexFeatures) -> Callable[[], GatheredRows]:
+        return lambda: GatheredRows(source, spec, DTYPES[dtype], backend.pinned if pinned else allocate)
 
     return SampledFeed(
         stack,
@@ -116,11 +98,12 @@ def sampled_feed(
         seeds_of(config, graph, owner),
         rank,
         values,
-        lambda: GatheredRows(reader, spec, DTYPES[dtype], backend.pinned if pinned else allocate),
+        memory(reader) if first is None or first.itself else None,
         norm,
         sample.ahead,
-        owner=owner,
-        share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
+        owner=owner if config.shares_batches else None,
         links=draws_of_links(config, graph),
         empty=empty if pinned else np.empty,
+        epochs=config.train.epochs,
+        sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
     )

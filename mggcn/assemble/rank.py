@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
 from mggcn.assemble.batches import mapped_once, norm_of, sampled_feed
+from mggcn.assemble.first_sums import compute_first_sums
 from mggcn.assemble.links import link_feed, link_scores, pair_loader
 from mggcn.assemble.plan import threads_per_rank
 from mggcn.backend.base import KernelBackend
@@ -28,9 +28,10 @@ from mggcn.comm.gather import refuse_shared
 from mggcn.comm.rank import gpu_index
 from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError
-from mggcn.feed.batch import Batch, Feed, Scales, WholeGraph
-from mggcn.feed.features import FeatureReader
+from mggcn.feed.batch import Batch, Feed, WholeGraph
+from mggcn.feed.features import FeatureReader, VertexFeatures
 from mggcn.feed.labels import read_labels
+from mggcn.feed.norm_scales import NormScales
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import SPLITS
 from mggcn.memory.device import REAL, not_captured, scale_dtype
@@ -149,21 +150,20 @@ def make_rank(
     # A X, once, where X was.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
-    reader = _reader(context)
-    norm: Scales = None, None
+    load = _unchanged
     if plan.stack is not None:
-        norm = norm_of(config, graph, threads_per_rank(config)) if config.model.aggregates else norm
-        graph = mapped_once(graph)
-        reader = dataclasses.replace(reader, graph=graph)
-        owner = row_owners(partition).owner
-        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, reader, norm, backend)
+        graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
+        rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)
+        of, owner = rank_plan.values.first, row_owners(partition).owner
+        sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
+        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, rows, norm, backend, sums)
+        load = _loader(context, runtime, feed.stack or plan.stack, rows, norm)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
         watch = Timeline(plan, comm, folder, feed.num_steps)
         runtime.annotate = counted.annotate = record_function
     choice = _thread_choice(config, backend, first)
-    load = _unchanged if feed.stack is None else _loader(context, runtime, feed.stack, reader, norm)
     # Pairs of vertices are others in every step.
     alike = not graph.links and (feed.stack is None or pads_batches(config, graph.task))
     ranking: RankingScores | LinkScores | None = _ranking_scores(context, inputs)
@@ -197,10 +197,10 @@ def _reader(context: _RankContext) -> FeatureReader:
 
 
 def _loader(
-    context: _RankContext, runtime: RankRuntime, stack: Stack, reader: FeatureReader, norm: Scales
+    context: _RankContext, runtime: RankRuntime, stack: Stack, rows: VertexFeatures, norm: NormScales | None
 ) -> LoadBatch:
-    """Return what brings a feed's batches to the device. norm: scales of all vertices, for batches that have none."""
-    config, plan, graph = context.config, context.rank_plan, reader.graph
+    """Return what brings a feed's batches to the device. norm: the scales of batches that have none."""
+    config, plan, graph = context.config, context.rank_plan, rows.graph
     dtype, targets = plan.sizes.dtype, None
     if not graph.links:
         whole = runtime.inputs.target
@@ -208,12 +208,13 @@ def _loader(
         targets = StepTargets(graph, whole, config.train, context.shard_options.dtype)
     if targets is not None and pads_batches(config, graph.task):
         layout = padded_layout(config, context.plan.shape, stack, hops_back(plan.values.training, stack))
-        return PaddedLoader(runtime, layout, reader, norm, targets, dtype, config.sample.ahead).load
+        return PaddedLoader(runtime, layout, rows, norm, targets, dtype, config.sample.ahead).load
     loader = BatchLoader(
         runtime=runtime,
         stack=stack,
-        features=reader,
+        features=rows,
         norm=norm,
+        first=plan.values.first,
         targets=targets,
         dtype=dtype,
         typed=plan.values.typed,

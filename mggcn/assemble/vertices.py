@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.local import LocalBlock, LocalPlan
-from mggcn.assemble.batches import norm_of, whole_graph
+from mggcn.assemble.batches import mapped_once, norm_of
 from mggcn.assemble.plan import memory_limit, threads_per_rank
 from mggcn.backend.base import KernelBackend, LossTarget
 from mggcn.backend.cpu.backend import CpuBackend
@@ -30,8 +30,8 @@ from mggcn.blocks.slot import Slot, SlotPlan
 from mggcn.comm.base import Communicator
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import PlanError
-from mggcn.feed.batch import BlockEdges, Scales
-from mggcn.feed.features import FeatureReader
+from mggcn.feed.batch import BlockEdges
+from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.sampled import EdgeValues
 from mggcn.graph.csr import Graph
@@ -78,7 +78,7 @@ class VertexScorer:
         self, config: Config, graph: Graph, num_classes: int, network: Network, state: Mapping[str, Tensor]
     ) -> None:
         self.config = config
-        model, run, self._graph = config.model, config.run, graph
+        model, run = config.model, config.run
         depth = num_aggregations(network, model, graph.num_features, num_classes, graph.num_relations, sparse=True)
         self._blocks = tuple(reversed(hops_of([Capacity(0, 0, 0)] * depth).blocks)) if depth else ()
         blocks = tuple(reversed(self._blocks)) or (WHOLE,)
@@ -100,15 +100,16 @@ class VertexScorer:
         if self._values.typed:
             raise PlanError("blocks have no types of edges yet: a model with relations is evaluated on the whole graph")
         self._real = np.dtype(scale_dtype(run.precision))
-        adj_t, threads = graph.untyped().adj_t, threads_per_rank(config)
+        self._graph = graph = mapped_once(graph.untyped())
+        adj_t, threads = graph.adj_t, threads_per_rank(config)
         stored = reads_weights(config, adj_t.values is not None, graph.repeats)
         self._indptr = adj_t.indptr.array()
         self._sampler = Sampler(adj_t, EVERY, self_loops=model.self_loops)
         self._edge_values = EdgeValues(
             adj_t, SampleConfig(), self_loops=model.self_loops, corrected=False, stored=stored, real=self._real
         )
-        self._norm: Scales = norm_of(config, graph, threads) if depth else (None, None)
-        self._features = FeatureReader(graph, whole_graph(graph.num_vertices), 0, config.data.row_normalize)
+        self._norm = norm_of(config, graph) if depth else None
+        self._features = VertexFeatures(graph, config.data.row_normalize)
         self._backend: KernelBackend = CpuBackend(DTYPES[STORAGE[run.precision]], threads)
         self._weights = Weights(self._values.parameters, DTYPES[REAL[run.precision]], self._backend)
         self._weights.load_state_dict({name: state[name] for name in self._values.parameters if name in state})
@@ -217,7 +218,8 @@ class VertexScorer:
     def _inputs(self, of: _Neighbourhood, dense: Tensor) -> Inputs:
         """Return what ops read of the rows: the rows of every set are the first of the input's."""
         ids = self._backend.upload(of.ids)
-        scales = [None if norm is None else self._backend.upload(norm[of.ids]) for norm in self._norm]
+        found = (None, None) if self._norm is None else self._norm.of(of.ids)
+        scales = [None if scale is None else self._backend.upload(scale) for scale in found]
         # No row counts in any split.
         labels, mask = (torch.zeros(of.ids.size, dtype=dtype) for dtype in (torch.int32, torch.uint8))
 

@@ -309,6 +309,10 @@ class Config:
                 f"sample.fanout must have {model.num_aggregations} numbers, one for each sum over neighbours of the model, "
                 f"got {','.join(map(str, sample.fanout))}",
             )
+            _require(
+                bool(sample.drawn_fanout),
+                "sample.first full leaves nothing to draw, because the model sums over neighbours once; choose drawn",
+            )
         several = model.residual == "linear" or model.kind in ("gin", "gatv2", "rgcn")
         if self.train.weight_decay_on == "first" and (several or (model.kind == "sage" and model.aggregator != "gcn")):
             raise ConfigError(

@@ -30,6 +30,10 @@ class SampleConfig:
     """What a drawn edge counts, beside its part of the whole graph's normalisation. unbiased: one over the chance of being
     drawn, so that a sum over neighbours has the whole graph's as its expectation; mean: as much as makes the edges drawn of
     a vertex count as all of its edges; block: 1, normalised by the degrees of what was drawn, as DGL's GraphConv does."""
+    first: Literal["drawn", "full"] = "drawn"
+    """Where the sums over neighbours of the first layer come from. drawn: as those of the others; full: from A X, all sums,
+    which are computed once before training, kept in a temporary file and gathered as features are: the last hop is not
+    drawn, and its fan-out not read (BatchGNN's cache, in exact form). For models whose first layer sums X itself."""
     drop_last: bool = False
     """Leave out the last batch of an epoch if it is smaller than the others."""
     deal: Literal["global", "ranges", "by-class"] = "global"
@@ -70,3 +74,8 @@ class SampleConfig:
                 f"sample.fanout is {','.join(map(str, self.fanout))}, and without sample.batch the whole graph is one "
                 "step; set sample.batch, such as 1024",
             )
+
+    @property
+    def drawn_fanout(self) -> tuple[int, ...]:
+        """The fan-outs of the hops that are drawn."""
+        return self.fanout[:-1] if self.first == "full" else self.fanout

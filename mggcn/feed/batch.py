@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mggcn.backend.events import Mark
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
+from mggcn.blocks.relation_order import RelationEdges
 from mggcn.errors import PlanError
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class BlockEdges:
     """The in-edges of each target: indptr int64 (T + 1,), indices int32 (E,), places among the sources; values (E,), None
     if all are one. transposed: the out-edges of each source, in the order of targets; None: whoever needs them makes them.
     types: uint8 or uint16 (E,), the relation of each edge; None: the model reads none. remote: edges from rows of other
-    ranks, where ranks share a batch; None: all sources are this rank's.
+    ranks, where ranks share a batch; None: all sources are this rank's. relations: the same edges in the order of their
+    types; (): whoever needs that order makes it.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -38,6 +40,7 @@ class BlockEdges:
     transposed: BlockEdges | None = None
     types: npt.NDArray[Any] | None = None
     remote: RemoteEdges | None = None
+    relations: tuple[RelationEdges, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +78,18 @@ class Batch:
 
     seeds: the last row sets of all ranks, over which the loss is a mean. What a feed need not give, and the device's side
     finds else: features (S, D) of the first block's sources, as the arena keeps rows, on the host; scales: S_r and S_c of
-    each row set. pairs: of the seeds, or of all rows, that are scored where links are predicted; seeds are then numbers of
-    training links. last: whether the step ends with it; a step that is larger than was planned comes in several parts,
-    whose gradients are added. reads: points up to which a device reads the arrays, which whoever loads the batch adds: the
-    feed waits for them before it writes to their memory again.
+    each row set. sums (S, D): A X of the same rows, where a model reads the first layer's sums. pairs: of the seeds, or of
+    all rows, that are scored where links are predicted; seeds are then numbers of training links. last: whether the step
+    ends with it; a step that is larger than was planned comes in several parts, whose gradients are added. reads: points up
+    to which a device reads the arrays, which whoever loads the batch adds: the feed waits for them before it writes to
+    their memory again.
     """
 
     rows: Mapping[RowSet, npt.NDArray[np.int64]] = field(default_factory=dict)
     edges: Mapping[Block, BlockEdges] = field(default_factory=dict)
     seeds: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     features: Tensor | None = None
+    sums: Tensor | None = None
     scales: Mapping[RowSet, Scales] | None = None
     pairs: Pairs | None = None
     last: bool = True
@@ -93,8 +98,9 @@ class Batch:
     def copy(self) -> Batch:
         """Return the batch with rows, edges and scales in memory of their own; features stay where they are."""
         return dataclasses.replace(
-            copy.deepcopy(dataclasses.replace(self, features=None, reads=[])),
+            copy.deepcopy(dataclasses.replace(self, features=None, sums=None, reads=[])),
             features=self.features,
+            sums=self.sums,
         )
 
     def check(self, stack: Stack) -> None:

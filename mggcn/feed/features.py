@@ -36,28 +36,27 @@ def present(value: T | None) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureReader:
-    """The features of the vertices that a rank owns; sparse ones are read as dense rows or as CSR."""
+class VertexFeatures:
+    """The features of any vertices; sparse ones are given as dense rows."""
 
     graph: Graph
-    owners: Assignment
-    rank: int
     row_normalize: bool
 
     @property
-    def _features(self) -> Rows | CSR:
+    def rows(self) -> Rows | CSR:
+        """The features as the graph has them. Raises: GraphError if it has none."""
         if self.graph.features is None:
             raise GraphError(f"{self.graph.name} has no features; give it some when you prepare it")
         return self.graph.features
 
     @property
     def num_features(self) -> int:
-        features = self._features
+        features = self.rows
         return features.num_cols if isinstance(features, CSR) else features.shape[1]
 
     def gather(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return float32 (len(ids), D), the features of any vertices. Cost: a random access for each."""
-        features = self._features
+        """Return float32 (len(ids), D). Cost: a random access for each; of files, a map (`Rows.in_place`)."""
+        features = self.rows
         if isinstance(features, CSR):
             starts, stops = (features.indptr.array()[ids + end] for end in (0, 1))
             counts = stops - starts
@@ -66,8 +65,38 @@ class FeatureReader:
             values = 1.0 if features.values is None else features.values.array()[places]
             rows[np.repeat(np.arange(ids.size), counts), features.indices.array()[places]] = values
         else:
-            rows = features.array()[ids].astype(np.float32, copy=False)
-        return self._normalized(rows)
+            rows = features.take(ids).astype(np.float32, copy=False)
+        return self.normalized(rows)
+
+    def normalized(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Divide rows by the sums of their absolute values, if the run asks for it."""
+        if not self.row_normalize:
+            return rows
+        sums = np.abs(rows).sum(1, keepdims=True)
+        return rows / np.where(sums == 0, 1, sums)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureReader:
+    """The features of the vertices that a rank owns, read as dense rows or as CSR."""
+
+    graph: Graph
+    owners: Assignment
+    rank: int
+    row_normalize: bool
+
+    @property
+    def anywhere(self) -> VertexFeatures:
+        """The features of any vertices."""
+        return VertexFeatures(self.graph, self.row_normalize)
+
+    @property
+    def num_features(self) -> int:
+        return self.anywhere.num_features
+
+    @property
+    def _features(self) -> Rows | CSR:
+        return self.anywhere.rows
 
     def dense(self) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
         """Yield (local ids, float32 (rows, D)) of the owned rows, in the order of the file, about 8 MiB at a time."""
@@ -86,14 +115,7 @@ class FeatureReader:
     def _owned(self, start: int, block: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         mine = self.owners.owner[start : start + block.shape[0]] == self.rank
         rows = block[mine].astype(np.float32, copy=False)
-        return self.owners.local[start : start + block.shape[0]][mine], self._normalized(rows)
-
-    def _normalized(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Divide rows by the sums of their absolute values, if the run asks for it."""
-        if not self.row_normalize:
-            return rows
-        sums = np.abs(rows).sum(1, keepdims=True)
-        return rows / np.where(sums == 0, 1, sums)
+        return self.owners.local[start : start + block.shape[0]][mine], self.anywhere.normalized(rows)
 
     def sparse(self, dtype: npt.DTypeLike, scale: npt.NDArray[Any] | None) -> Tile:
         """Return the owned rows as CSR (V, D), by local id, times `scale` (V,) if given; of dense features, the nonzeros.

@@ -20,7 +20,7 @@ from mggcn.memory.arena import BufferSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mggcn.feed.features import FeatureReader
+    from mggcn.feed.features import VertexFeatures
 
 
 CONVERTED_BYTES = 32 << 10
@@ -35,7 +35,7 @@ class GatheredRows:
 
     def __init__(
         self,
-        reader: FeatureReader,
+        reader: VertexFeatures,
         spec: BufferSpec | None,
         storage: torch.dtype,
         memory: Callable[[int], Tensor] = allocate,
@@ -45,14 +45,16 @@ class GatheredRows:
             self._rows = memory(spec.nbytes).view(storage).as_strided((spec.rows, spec.cols), (spec.ld, 1))
         self._index, self._storage = np.empty(0 if spec is None else spec.rows, np.int32), storage
         self._reader, self._cols, features = reader, reader.num_features, reader.graph.features
-        self._source: npt.NDArray[np.float32] | None = None
+        self._source: npt.NDArray[Any] | None = None
         self._sparse: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None] | None = None
         if isinstance(features, CSR):
             values = None if features.values is None else features.values.array()
             self._sparse = features.indptr.array(), features.indices.array(), values
-        converted = reader.row_normalize or storage == torch.float64
-        if features is not None and not isinstance(features, CSR) and features.dtype == np.float32 and not converted:
-            self._source = features.array()
+        # Of graphs in several files, and where a file is converted, rows are taken a few at a time.
+        real = np.float64 if storage == torch.float64 else np.float32
+        if features is not None and not isinstance(features, CSR) and not features.copied:
+            plain = features.dtype == real and not reader.row_normalize
+            self._source = features.array() if plain else None
 
     def gather(self, ids: npt.NDArray[np.int64]) -> Tensor:
         """Return the features of vertices, (len(ids), D), valid until the next call if memory is planned.
@@ -75,7 +77,7 @@ class GatheredRows:
                 out[some].copy_(torch.from_numpy(self._reader.gather(ids[some])))
             return out
         np.copyto(index, ids, casting="unsafe")
-        kernel = native.kernel("mggcn_gather_rows_", "f32" if out.dtype == torch.float32 else "f32_bf16")
+        kernel = native.kernel("mggcn_gather_rows_", {torch.bfloat16: "f32_bf16"}.get(out.dtype) or NAMES[out.dtype])
         kernel(source.ctypes.data, source.shape[1], index.ctypes.data, out.data_ptr(), out.stride(0), *out.shape, 1)
         return out
 

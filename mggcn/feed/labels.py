@@ -58,7 +58,7 @@ def rows_of_labels(graph: Graph, ids: npt.NDArray[np.int64], dtype: str) -> npt.
         raise GraphError(
             f"{graph.name} has no labels, so nothing can be trained; add labels when you prepare the graph"
         )
-    labels: npt.NDArray[Any] = graph.labels.array()[ids].astype(dtype if graph.task != "classes" else np.int32)
+    labels: npt.NDArray[Any] = graph.labels.take(ids).astype(dtype if graph.task != "classes" else np.int32)
     if graph.task == "labels":
         labels[labels < 0] = np.nan
     _check_labels(graph, ids, labels, np.ones(ids.size, np.uint8))

@@ -6,11 +6,13 @@ v of relation r, or the sum of their weights.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mggcn import native
 from mggcn.blocks.sampler import DrawnHop
 from mggcn.config import SampleConfig
 from mggcn.errors import GraphError
@@ -27,49 +29,45 @@ class RelationMeans:
     too. Raises: GraphError for edges without types.
     """
 
-    def __init__(self, adj_t: CSR, sample: SampleConfig) -> None:
+    def __init__(self, adj_t: CSR, sample: SampleConfig, num_relations: int) -> None:
         if adj_t.types is None or adj_t.type_degrees is None:
             raise GraphError("means over relations need types of edges, and this graph has none; give edge_types")
+        self.num_relations: int = num_relations
         self._types, self._degrees = adj_t.types.array(), adj_t.type_degrees.array()
-        self._indptr, self._block = adj_t.indptr.array(), sample.weights == "block"
-        labor = sample.draw.startswith("labor")
-        self._completed = sample.by_type and (sample.weights == "mean" or not labor)
+        self._indptr = adj_t.indptr.array()
+        self.dtype: np.dtype[Any] = self._types.dtype
+        completed = sample.by_type and (sample.weights == "mean" or not sample.draw.startswith("labor"))
         # D_vr is the number of edges that may be drawn, or, drawn by weight, their sum: else those must be counted.
-        self._counts = adj_t.values is not None and sample.draw != "weight"
+        counted = adj_t.values is not None and sample.draw != "weight"
+        self._mode = 3 if sample.weights == "block" else 0 if not completed else 2 if counted else 1
 
-    def write(self, ids: Vector, hop: DrawnHop, values: Vector) -> Vector:
-        """Turn the values (E,) of a hop's edges into weights of means; return the types (E,) of the edges.
+    def write(self, ids: Vector, hop: DrawnHop, values: Vector, types: Vector, sums: Vector) -> None:
+        """Turn the values (E,) of a hop's edges into weights of means, and write the types (E,) of the edges.
 
-        ids (T,): its targets. Cost: a sort of E groups, and, of weighted graphs drawn by type, a pass over the targets'
-        rows.
+        ids (T,): its targets. sums float64 (R,): work space, zero before and after. Cost: a random access for each edge,
+        and, of weighted graphs drawn by type, a pass over the targets' rows for each relation that was drawn.
         """
         assert hop.places is not None
-        types, degrees = self._types[hop.places], self._degrees[hop.places]
-        groups = _groups(np.diff(hop.indptr), types)
-        if self._block:
-            degrees = _sums(groups, values)
-        elif self._completed:
-            drawn = _sums(groups, np.ones(groups.size) if hop.values is None else hop.values)
-            values *= (self._in_store(ids, groups) if self._counts else degrees) / drawn
-        np.divide(values, degrees, out=values, where=degrees != 0, casting="unsafe")
-        values[degrees == 0] = 0  # as whole-graph tiles have it where weights add up to 0
-        return types
-
-    def _in_store(self, ids: Vector, groups: Vector) -> Vector:
-        """Return (E,), how many edges of the graph are of the target and relation of each drawn one."""
-        starts, lengths = self._indptr[ids], self._indptr[ids + 1] - self._indptr[ids]
-        places = np.arange(int(lengths.sum())) + np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-        stored = np.sort(_groups(lengths, self._types[places]))
-        left, right = (np.searchsorted(stored, groups, side) for side in ("left", "right"))
-        return right - left
-
-
-def _groups(lengths: Vector, types: Vector) -> Vector:
-    """Return int64 (E,): the same number for edges of a row that have one relation. lengths (T,): edges of each row."""
-    return np.repeat(np.arange(lengths.size) << 16, lengths) + types
-
-
-def _sums(groups: Vector, values: Vector) -> Vector:
-    """Return (E,), the sum of the values of each edge's group."""
-    _, at = np.unique(groups, return_inverse=True)
-    return np.bincount(at, values)[at]
+        arguments = native.RelationMeansArgs(
+            indptr=hop.indptr.ctypes.data,
+            place=hop.places.ctypes.data,
+            ids=ids.ctypes.data,
+            store_indptr=self._indptr.ctypes.data,
+            store_types=self._types.ctypes.data,
+            store_degrees=self._degrees.ctypes.data,
+            draw=None if hop.values is None else hop.values.ctypes.data,
+            sums=sums.ctypes.data,
+            rows=ids.size,
+            bad=-1,
+            relations=self.num_relations,
+            wide=int(self._types.itemsize == 2),
+            mode=self._mode,
+        )
+        kernel = native.kernel("mggcn_relation_means_", "f64" if values.dtype == np.float64 else "f32")
+        kernel(ctypes.byref(arguments), types.ctypes.data, values.ctypes.data)
+        if arguments.bad >= 0:
+            found = self._types[arguments.bad]
+            raise GraphError(
+                f"edge {arguments.bad} has type {found}, and the graph {self.num_relations} relations; the store is "
+                "damaged: copy or prepare it again"
+            )

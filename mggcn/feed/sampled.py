@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,56 +18,60 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn import native
+from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.backend.events import Mark
 from mggcn.blocks.block import RowSet, Stack
+from mggcn.blocks.relation_order import RelationEdges, RelationOrder, RelationPlan
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, DrawnHop, Sampler
-from mggcn.blocks.shared import Share, SharePlan
 from mggcn.blocks.slot import Empty, Slot, SlotPlan
 from mggcn.config import SampleConfig
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.relation_means import RelationMeans
 from mggcn.feed.seeds import Seeds
-from mggcn.feed.shared import in_order, part_of
+from mggcn.feed.shared import part_of
 from mggcn.graph.csr import CSR
 from mggcn.partition.rows.tiles import scales
 
 Vector = npt.NDArray[Any]
+TAKEN = 1 << 12
+"""Types that are taken at a time, so that their places need 32 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step: its number in the run, by which draws are named, and in its epoch, and its seeds on all ranks."""
+    """A step: its number in the run, by which draws are named, and its seeds on all ranks."""
 
     seed: int
     number: int
-    at: int
     seeds: Vector
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The memory of a batch on its way: what is drawn, its values and their transpose, features, scales of all rows; and
-    this rank's part, if ranks share it.
-    """
+    """The memory of a batch on its way: what is drawn, its values and their transpose, features, scales of its rows."""
 
     slot: Slot
     values: tuple[Vector, ...]
     values_t: tuple[Vector, ...]
-    features: GatheredRows
-    scales: tuple[Vector, Vector]
+    features: GatheredRows | None
+    sums: GatheredRows | None
+    scales: Vector
+    relations: tuple[RelationOrder, ...]
+    relations_t: tuple[RelationOrder, ...]
+    by_type: Vector
     reads: list[Mark]
     """As of a batch."""
-    share: Share | None
 
 
 class EdgeValues:
     """What drawn edges count. real: the type of values.
 
     corrected: whether sums over neighbours read values, which then stand for the edges that were not drawn; stored: whether
-    they read the weights of edges; typed: whether they are means over the neighbours of each relation.
+    they read the weights of edges; num_relations: of means over the neighbours of each relation, 0 of others.
     """
 
     def __init__(
@@ -78,11 +83,12 @@ class EdgeValues:
         corrected: bool,
         stored: bool,
         real: npt.DTypeLike,
-        typed: bool = False,
+        num_relations: int = 0,
     ) -> None:
         self.sample: SampleConfig = sample
         self.real: npt.DTypeLike = real
-        self.relations: RelationMeans | None = RelationMeans(adj_t, sample) if typed else None
+        typed = num_relations > 0
+        self.relations: RelationMeans | None = RelationMeans(adj_t, sample, num_relations) if typed else None
         self.needed: bool = stored or typed or (corrected and sample.weights != "block")
         """Whether edges of a batch have values at all."""
         by_weight = sample.draw == "weight"
@@ -115,15 +121,24 @@ class EdgeValues:
         kernel(ctypes.byref(arguments), out.ctypes.data)
 
 
+def _in_order(values: Vector, order: Vector, out: Vector) -> Vector:
+    """Write values[order], order int32, which NumPy would convert to int64 first."""
+    kernel = native.kernel("mggcn_gather_rows_", "f64" if out.dtype == np.float64 else "f32")
+    kernel(values.ctypes.data, 1, order.ctypes.data, out.ctypes.data, 1, out.size, 1, 1)
+    return out
+
+
 class SampledFeed:
     """Batches of training vertices with what is drawn of their neighbourhoods, of one rank.
 
-    memory: makes that of a batch's features. ahead: batches that are made beside the step. norm (N,): S_r and S_c of the
-    whole graph. keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each
-    vertex; share: plans the part of a rank where ranks share batches, of which each draws all, and takes its part. links:
-    where links are predicted, seeds are numbers of training links, and the vertices of their pairs take their place when a
-    batch is drawn, from which the step's links are left out. empty: makes the arrays of a batch. Memory: ahead + 1 batches,
-    as planning/batches.py counts them.
+    memory, sums: make that of a batch's features, and of its rows of A X; a batch may have either or both. ahead: batches
+    that are made beside the step, also the first ones of the next epoch: whatever runs between two epochs, these wait.
+    epochs: how many there are, None if that is not known. norm: the scales of the whole graph, None if rows have none.
+    keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each vertex, where
+    ranks share a batch: each draws all of it, and takes its part. links: where links are predicted, seeds are numbers of
+    training links, and the vertices of their pairs take their place when a batch is drawn, from which the step's links are
+    left out. empty: makes the arrays of a batch. Memory: ahead + 1 batches, and the order of two epochs, as
+    planning/batches.py counts them.
     """
 
     def __init__(
@@ -134,14 +149,15 @@ class SampledFeed:
         seeds: Seeds,
         rank: int,
         values: EdgeValues,
-        memory: Callable[[], GatheredRows],
-        norm: Scales,
+        memory: Callable[[], GatheredRows] | None,
+        norm: NormScales | None,
         ahead: int,
         keep: bool = False,
         owner: Vector | None = None,
         links: LinkDraws | None = None,
-        share: SharePlan | None = None,
         empty: Empty = np.empty,
+        epochs: int | None = None,
+        sums: Callable[[], GatheredRows] | None = None,
     ) -> None:
         self._links: LinkDraws | None = links
         self.stack: Stack = stack
@@ -149,21 +165,37 @@ class SampledFeed:
         self._sampler, self._seeds, self._rank = sampler, seeds, rank
         self._values, self._ahead, self._keep, self._owner = values, ahead, keep, owner
         self._threads = ThreadPoolExecutor(ahead, "mggcn-feed") if ahead else None
+        self._waiting: deque[tuple[tuple[int, int], Future[Batch | None]]] = deque()
+        """Batches on their way, by seed and number of the step, in the order of the steps."""
+        self._end = None if epochs is None else epochs * self.num_steps
+        self._orders: dict[tuple[int, int], Vector] = {}
+        self._ordering = threading.Lock()
         real = values.real
-        self._norm: Scales = norm
+        self._norm: NormScales | None = norm
         drawn = stack.together or stack.capacities
         edges = [c.edges * values.needed for c in reversed(drawn)]
         edges_t = [count * plan.is_transposed(hop) for hop, count in enumerate(edges)]
-        most = stack.capacities[0].sources
+        most = drawn[0].sources
+
+        def by_relation(counts: list[int]) -> tuple[RelationOrder, ...]:
+            means = values.relations
+            if means is None:
+                return ()
+            of: dict[str, Any] = {"relations": means.num_relations, "block_rows": BLOCK_ROWS, "real": real}
+            return tuple(RelationOrder(RelationPlan(edges=count, **of), means.dtype) for count in counts)
+
         self._places = [
             _Place(
                 Slot(plan, empty),
                 tuple(empty(count, real) for count in edges),
                 tuple(empty(count, real) for count in edges_t),
-                memory(),
-                (empty(most, real), empty(most, real)),
+                None if memory is None else memory(),
+                None if sums is None else sums(),
+                empty(most if norm is not None and norm.norm != "none" else 0, real),
+                by_relation(edges),
+                by_relation(edges_t),
+                np.zeros(0 if values.relations is None else values.relations.num_relations),
                 [],
-                None if share is None else Share(share, rank, empty),
             )
             for _ in range(ahead + 1)
         ]
@@ -174,35 +206,56 @@ class SampledFeed:
         A step that is larger than was planned comes in halves of its seeds, or theirs. Raises: PlanError for a single seed
         that is too large.
         """
-        order, ahead = self._seeds.order(seed, number), self._ahead
-
-        def step(at: int) -> _Step:
-            return _Step(seed, number * self.num_steps + at, at, self._seeds.of_step(order, at))
-
-        def made(at: int) -> Batch | None:
-            return self._drawn(step(at), self._seeds_of(step(at)))
-
-        waiting: deque[Future[Batch | None]] = deque()
+        at = first
         try:
             for at in range(first, self.num_steps):
-                if self._threads is None:
-                    batch = made(at)
-                else:
-                    for further in range(at + len(waiting), min(at + ahead + 1, self.num_steps)):
-                        waiting.append(self._threads.submit(made, further))
-                    batch = waiting.popleft().result()
+                step = number * self.num_steps + at
+                batch = self._next(seed, step)
                 if batch is None:
-                    yield from self._halves(step(at), self._seeds_of(step(at)), last=True)
+                    whole = self._step(seed, step)
+                    yield from self._halves(whole, self._seeds_of(whole), last=True)
                 else:
                     yield batch
         finally:
-            for future in waiting:
-                if not future.cancel():
-                    future.exception()  # its place is free once the thread has left it
+            if at + 1 < self.num_steps:  # the loop was left, so that another step than the next one follows
+                self._drop()
+
+    def _next(self, seed: int, step: int) -> Batch | None:
+        """Return the batch of a step, None if it is too large, and have those behind it drawn."""
+        if self._threads is None:
+            return self._made(seed, step)
+        if self._waiting and self._waiting[0][0] != (seed, step):
+            self._drop()
+        end = step + self._ahead + 1
+        for further in range(
+            step + len(self._waiting), end if self._end is None else max(min(end, self._end), step + 1)
+        ):
+            self._waiting.append(((seed, further), self._threads.submit(self._made, seed, further)))
+        return self._waiting.popleft()[1].result()
+
+    def _drop(self) -> None:
+        """Forget the batches on their way; their places are free once the threads have left them."""
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.cancel():
+                future.exception()
+
+    def _step(self, seed: int, number: int) -> _Step:
+        epoch, at = divmod(number, self.num_steps)
+        with self._ordering:  # threads that draw over the end of an epoch make the order of the next one once
+            order = self._orders.get((seed, epoch))
+            if order is None:
+                self._orders = dict([*self._orders.items()][-1:])
+                order = self._orders[seed, epoch] = self._seeds.order(seed, epoch)
+        return _Step(seed, number, self._seeds.of_step(order, at))
+
+    def _made(self, seed: int, number: int) -> Batch | None:
+        step = self._step(seed, number)
+        return self._drawn(step, self._seeds_of(step))
 
     def _seeds_of(self, step: _Step) -> Vector:
         """Return the seeds around which this rank draws."""
-        return step.seeds if self._places[0].share is not None else self._seeds.of_rank(step.seeds, self._rank)
+        return step.seeds if self._owner is not None else self._seeds.of_rank(step.seeds, self._rank)
 
     def _halves(self, step: _Step, seeds: Vector, *, last: bool) -> Iterator[Batch]:
         """Yield the parts of a step whose seeds on this rank are too many for what was planned."""
@@ -222,7 +275,7 @@ class SampledFeed:
 
     def _drawn(self, step: _Step, seeds: Vector) -> Batch | None:
         """Draw and gather the batch of some seeds in the place that this step alone uses; None if it is too large."""
-        place = self._places[step.at % len(self._places)]
+        place = self._places[step.number % len(self._places)]
         while place.reads:
             place.reads.pop().synchronize()
         pairs = left_out = None
@@ -235,26 +288,22 @@ class SampledFeed:
             return None
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
-        scales = None
-        if self._values.sample.weights == "block" and self._norm[0] is not None:
-            scales = {name: self._of_block(name, edges, ids.size) for name, ids in rows.items()}
-        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=scales, pairs=pairs, reads=place.reads)
-        if place.share is not None:
+        normed = self._scales(rows, edges, drawn, place)
+        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=normed, pairs=pairs, reads=place.reads)
+        if self._owner is not None:
             try:
-                batch = part_of(place.share, batch, self._ranks_of(place.share, drawn.ids, seeds), self.stack)
+                batch = part_of(batch, self._ranks_of(drawn, seeds), self.stack, self._rank, self._seeds.ranks)
             except BatchTooLargeError:
                 return None
-        ids = batch.rows[self.stack.blocks[0].sources]
-        features = place.features.gather(ids)
-        batch = dataclasses.replace(
-            batch, features=features, scales=batch.scales or self._scales(batch.rows, ids, place)
-        )
+        inputs = batch.rows[self.stack.blocks[0].sources]
+        features, sums = (None if m is None else m.gather(inputs) for m in (place.features, place.sums))
+        batch = dataclasses.replace(batch, features=features, sums=sums)
         return batch.copy() if self._keep else batch
 
-    def _ranks_of(self, share: Share, ids: Vector, seeds: Vector) -> Vector:
+    def _ranks_of(self, drawn: Drawn, seeds: Vector) -> Vector:
         """Return the rank of each row of a batch that ranks share: its owner, of a seed the one to which it is dealt."""
         assert self._owner is not None
-        of_row = np.take(self._owner, ids, out=share.arrays["of_row"][: ids.size], mode="clip")
+        of_row: Vector = self._owner[drawn.ids]
         of_row[: seeds.size] = self._seeds.ranks_of(seeds)
         return of_row
 
@@ -266,39 +315,47 @@ class SampledFeed:
     def _edges(self, drawn: Drawn, number: int, place: _Place) -> BlockEdges:
         hop, back = drawn.hops[number], None
         types = types_t = None
+        ordered: tuple[RelationEdges, ...] = ()
+        ordered_t: tuple[RelationEdges, ...] = ()
         values = place.values[number][: hop.indices.size] if self._values.needed else None
         if values is not None:
             targets = drawn.ids[: drawn.sizes[number]]
             self._values.write(targets, hop, values)
             if self._values.relations is not None:
-                types = self._values.relations.write(targets, hop, values)
+                types = place.relations[number].types[: values.size]
+                self._values.relations.write(targets, hop, values, types, place.by_type)
+                # Of a shared batch, edges are dealt first.
+                if self._owner is None:
+                    ordered = place.relations[number].of(hop.indptr, hop.indices, values)
         if hop.transposed is not None:
             indptr_t, indices_t, order = hop.transposed
             values_t = None
             if values is not None:
-                values_t = in_order(values, order, place.values_t[number][: order.size])
+                values_t = _in_order(values, order, place.values_t[number][: order.size])
             if types is not None:
-                types_t = types[order]
-            back = BlockEdges(indptr_t, indices_t, values_t, types=types_t)
-        return BlockEdges(hop.indptr, hop.indices, values, back, types)
+                types_t = place.relations_t[number].types[: order.size]
+                for start in range(0, order.size, TAKEN):  # NumPy converts places to 64 bits
+                    some = slice(start, start + TAKEN)
+                    np.take(types, order[some], out=types_t[some], mode="clip")
+                if self._owner is None:
+                    ordered_t = place.relations_t[number].of(indptr_t, indices_t, values_t)
+            back = BlockEdges(indptr_t, indices_t, values_t, types=types_t, relations=ordered_t)
+        return BlockEdges(hop.indptr, hop.indices, values, back, types, relations=ordered)
 
-    def _scales(self, rows: Mapping[RowSet, Vector], ids: Vector, place: _Place) -> dict[RowSet, Scales]:
-        """Return S_r and S_c of the whole graph for every row set; ids: of the input's rows, with which they all begin."""
-        both = [
-            None if norm is None else np.take(norm, ids, out=out[: ids.size], mode="clip")
-            for norm, out in zip(self._norm, place.scales, strict=True)
-        ]
-        return {
-            name: (
-                None if both[0] is None else both[0][: ids.size],
-                None if both[1] is None else both[1][: ids.size],
-            )
-            for name, ids in rows.items()
-        }
+    def _scales(self, rows: dict[RowSet, Vector], edges: Any, drawn: Drawn, place: _Place) -> dict[RowSet, Scales]:
+        """Return S_r and S_c of every row set: of the whole graph, or of the degrees in the batch."""
+        norm = self._norm
+        if norm is None or norm.norm == "none":
+            return dict.fromkeys(rows, (None, None))
+        if self._values.sample.weights == "block":
+            return {name: self._of_block(name, edges, ids.size, norm.norm) for name, ids in rows.items()}
+        both = norm.of(drawn.ids, place.scales)
+        row, col = ({name: None if s is None else s[: ids.size] for name, ids in rows.items()} for s in both)
+        return {name: (row[name], col[name]) for name in rows}
 
-    def _of_block(self, name: RowSet, edges: Any, size: int) -> Scales:
+    def _of_block(self, name: RowSet, edges: Any, size: int, norm: str) -> Scales:
         """S_r by the in-degrees of a block's targets, S_c by the out-degrees of its sources."""
-        norm, ones = "mean" if self._norm[1] is None else "symmetric", np.ones(size)
+        ones = np.ones(size)
         into = next((np.diff(e.indptr) for block, e in edges.items() if block.targets == name), ones)
         counts = (np.bincount(e.indices, minlength=size) for block, e in edges.items() if block.sources == name)
         out_of = next(counts, ones)

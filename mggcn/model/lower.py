@@ -87,6 +87,7 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
                 scratch={purpose: spec.name for purpose, spec in scratch.items()},
                 rows=value.rows,
                 sets=tuple(operand.rows for operand in value.operands),
+                sums=_gathered_sums(value),
             )
         )
     buffers = _with_lifetimes(storage.specs, ops)
@@ -145,6 +146,13 @@ class _Storage:
         self.specs.setdefault(buffer, spec)
         self.of[value], self._holds[buffer] = buffer, value
         return buffer
+
+
+def _gathered_sums(value: Value) -> tuple[bool, ...]:
+    """Which operands are sums over neighbours that a batch gathers; () if none is. A rank's own lie where X was."""
+    kinds = (operand.kind for operand in value.operands)
+    found = tuple(isinstance(kind, Input) and kind.of != OWNED and kind.aggregated > 0 for kind in kinds)
+    return found if any(found) else ()
 
 
 def _with_lifetimes(specs: Mapping[str, BufferSpec], ops: Sequence[Op]) -> dict[str, BufferSpec]:

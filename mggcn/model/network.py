@@ -22,6 +22,7 @@ from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import Linear, SparseLinear
 from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import DroppedValues, Input, Score, input_name
+from mggcn.model.rewrite.first_sums import FirstSums, read_first_sums
 from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
 from mggcn.model.rewrite.patterns import Users, does, followed_by, in_a_row, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, merge_products, order_products, precompute
@@ -46,7 +47,8 @@ class Choices:
     blocks: of a step, the input's first; capacities: of those that are not the whole graph; evaluated: the blocks of an
     evaluation. num_relations: of the graph's edges, 0 without types. counted: whether values of edges are numbers of
     parallel ones. compared: whether the exact gradient is wanted beside that of a step's blocks. pairs: how pairs of the
-    results are scored, which the loss then compares.
+    results are scored, which the loss then compares. first: whether the sums of a step's first block are gathered, so that
+    its edges are not read.
     """
 
     shape: InputShape
@@ -61,6 +63,7 @@ class Choices:
     evaluated: tuple[Block, ...] = (WHOLE,)
     compared: bool = False
     pairs: PairScoring | None = None
+    first: bool = False
 
     @property
     def rounds(self) -> bool:
@@ -87,6 +90,8 @@ class Values:
     aggregates: tuple[tuple[int, int], ...]
     explained: tuple[str, ...]
     exact: Graph | None = None
+    first: FirstSums | None = None
+    """What batches read in place of the first block's edges."""
 
     def pruned(self, blocks: Mapping[int, Block]) -> Values:
         """Return the same network, but let the training aggregations named by site run over smaller blocks."""
@@ -95,6 +100,11 @@ class Values:
             f"pruned rows: {f'aggregations {few} compute fewer than all' if few else 'no aggregation leaves any out'}"
         )
         return replace(self, training=prune(self.training, blocks), explained=(*self.explained, line))
+
+    @property
+    def inputs(self) -> int:
+        """Return how many of X and A X a step reads."""
+        return 1 if self.first is None else 1 + self.first.itself
 
     @property
     def typed(self) -> bool:
@@ -132,22 +142,32 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
         network, config, *sizes, training=True, counted=choices.counted, blocks=blocks, pairs=choices.pairs
     )
     _check_precision(written, choices.precision)
-    uses = _layer_uses(written, config, dict(zip(blocks, choices.capacities, strict=False)))
+    over_blocks, first = read_first_sums(written, blocks[0]) if choices.first else (written, None)
+    uses = _layer_uses(over_blocks, config, dict(zip(blocks[::-1], choices.capacities[::-1], strict=False)))
     if not uses:
         raise PlanError("the model has no dense layer: there is no weight matrix to train; add b.linear")
     choice = choose_input(
         config, uses, choices.shape, choices.features, choices.precision, gathered=blocks[0].sources != OWNED
     )
-    layers = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
+    layers = of_graph = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
+    if first is not None:
+        # Of the whole graph the first layer sums products as ever.
+        whole = _layer_uses(written, config)
+        of_graph = tuple(choose_layer(config, use, choice, choices.products) for use in whole)
+        why = "A X is gathered for each batch: no SpMM"
+        layers = tuple(
+            replace(one, products="precomputed", reason=why) if one.layer in first.layers else one for one in layers
+        )
+        choice = replace(choice, reason=f"{'X and A X are' if first.itself else 'A X is'} gathered for each batch")
     log: list[str] = []
-    forward, training = _trained(written, config, choice, layers, choices, log)
+    forward, training = _trained(over_blocks, config, choice, layers, choices, log)
     exact = None
     if choices.compared:
         over_all, _ = _written(network, config, *sizes, training=True, counted=choices.counted)
-        _, exact = _trained(over_all, config, choice, layers, choices, [])
+        _, exact = _trained(over_all, config, choice, of_graph, choices, [])
     counted, evaluated = choices.counted, choices.evaluated
     logits, _ = _written(network, config, *sizes, training=False, counted=counted, blocks=evaluated)
-    scored = _forward(logits, config.norm, choice, layers, []).roots[0]
+    scored = _forward(logits, config.norm, choice, of_graph, []).roots[0]
     evaluation = _fused(Graph((Value(Score(choices.pairs is None), (scored,)),)), choices.rounds, [])
     return Values(
         config=config,
@@ -160,6 +180,7 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
         aggregates=_aggregates(forward),
         explained=tuple(log),
         exact=exact,
+        first=first,
     )
 
 
@@ -280,7 +301,12 @@ def _forward(graph: Graph, norm: str, choice: InputChoice, layers: Sequence[Laye
     users = graph.users()
     for value in graph.values():
         kind = value.kind
-        if isinstance(kind, Input) and (kind.sparse, kind.aggregated) != (choice.sparse, choice.aggregated):
+        gathered = isinstance(kind, Input) and kind.of != OWNED
+        if (
+            isinstance(kind, Input)
+            and not gathered
+            and (kind.sparse, kind.aggregated) != (choice.sparse, choice.aggregated)
+        ):
             raise PlanError(f"the model reads {kind.label} in a form other than the stored one ({choice.reason})")
         readers = users[value] if isinstance(kind, Input) and kind.sparse else []
         if odd := [

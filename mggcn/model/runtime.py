@@ -75,7 +75,8 @@ class Rows:
 
     ids int64 (V,): original ids. row_scale, col_scale (V,) or None: S_r, S_c. owned int64: rows that are no copies of
     another rank's, None if all. counted uint8: 1 for rows that a step has, 0 for those that fill up its memory; None: a
-    step has all. dense (V, D): X or A_hat X. target: of the set whose rows the loss compares.
+    step has all. dense (V, D): X or A_hat X; sums (V, D): A_hat X, of a batch that may read both. target: of the set whose
+    rows the loss compares.
     """
 
     ids: Tensor
@@ -84,6 +85,7 @@ class Rows:
     owned: Tensor | None = None
     counted: Tensor | None = None
     dense: Tensor | None = None
+    sums: Tensor | None = None
     target: Target | None = None
 
 

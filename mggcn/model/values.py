@@ -176,7 +176,8 @@ class Op:
 
     operands: their names, "" for the constant input; out: "" if nothing is stored; scratch: names by purpose.
     widths: columns of the operands; cols: of the result; operand: whether it has the type of what is multiplied with the
-    graph, other than that of activations. rows: row set of the result; sets: of the operands.
+    graph, other than that of activations. rows: row set of the result; sets: of the operands; sums: which of them are the
+    sums over neighbours that a batch gathers beside X, none without any.
     """
 
     kind: Kind
@@ -188,6 +189,7 @@ class Op:
     scratch: Mapping[str, str] = field(default_factory=dict)
     rows: RowSet = OWNED
     sets: tuple[RowSet, ...] = ()
+    sums: tuple[bool, ...] = ()
 
     @property
     def label(self) -> str:
@@ -209,7 +211,9 @@ class Op:
         """Return an operand: the rows of its set in a buffer, or the constant dense input."""
         name, rows = self.operands[index], self.sets[index]
         if not name:
-            return require(rt.inputs.rows[rows].dense)[: rt.num_rows(rows)]
+            inputs = rt.inputs.rows[rows]
+            constant = inputs.sums if self.sums and self.sums[index] else inputs.dense
+            return require(constant)[: rt.num_rows(rows)]
         return rt.buffer(name) if rows is OWNED else rt.buffer(name)[: rt.num_rows(rows)]
 
 

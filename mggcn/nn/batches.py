@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mggcn.assemble.batches import norm_scales, whole_graph
+from mggcn.assemble.batches import mapped_once
 from mggcn.blocks.block import Stack
 from mggcn.blocks.capacities import hops_of
 from mggcn.blocks.draws import bounds
@@ -26,13 +26,14 @@ from mggcn.blocks.slot import SlotPlan
 from mggcn.config import SampleConfig
 from mggcn.errors import GraphError
 from mggcn.feed.batch import Batch
-from mggcn.feed.features import FeatureReader
+from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.sampled import EdgeValues, SampledFeed
 from mggcn.feed.seeds import Seeds
 from mggcn.graph.csr import Graph
 from mggcn.graph.vertex_data import to_numpy
-from mggcn.memory.device import STORAGE, scale_dtype, threads_of
+from mggcn.memory.device import STORAGE, scale_dtype
 from mggcn.nn.devices import BackendOf, backends
 from mggcn.nn.sampled_block import SampledBlock
 from mggcn.nn.sharing import Norm, Sharing
@@ -138,7 +139,7 @@ class SampledLoader:
         labels, task = self.graph.labels, self.graph.task
         if labels is None:
             return None
-        found = torch.from_numpy(labels.array()[ids])
+        found = torch.from_numpy(labels.take(ids))
         numbers = found.long() if task == "classes" else found.to(self.dtype)
         return torch.where(found < 0, torch.nan, numbers) if task == "labels" else numbers
 
@@ -204,16 +205,17 @@ def batches(
     given: dict[str, Any] = {"fanout": fanout, "batch": batch, "draw": draw, "weights": weights}
     sample = SampleConfig(**given, drop_last=drop_last, ahead=ahead)
     sharing = Sharing(norm=norm, self_loops=self_loops, precision=precision, device=device, threads=threads, seed=seed)
+    sharing.config(1, "auto")  # which refuses what a run would
     order = Seeds(seeds_of(graph, seeds), sample.batch, drop_last, shuffle=shuffle)
-    adj_t, draws, real = graph.untyped().adj_t, draws_of(sample), scale_dtype(precision)
+    graph = mapped_once(graph.untyped())
+    adj_t, draws, real = graph.adj_t, draws_of(sample), scale_dtype(precision)
     weighted, n = adj_t.values is not None, graph.num_vertices
     capacities = bounds(order.most, draws, num_vertices=n, num_edges=adj_t.nnz, self_loops=self_loops)
     plan = SlotPlan(draws=draws, capacities=capacities, num_vertices=n, places=weighted)
     sampler = Sampler(adj_t, draws, self_loops=self_loops)
-    rows = GatheredRows(FeatureReader(graph, whole_graph(n), 0, False), None, DTYPES[STORAGE[precision]])
+    rows = GatheredRows(VertexFeatures(graph, False), None, DTYPES[STORAGE[precision]])
     values = EdgeValues(adj_t, sample, self_loops=self_loops, corrected=True, stored=weighted, real=real)
-    cores = threads_of(sharing.config(1, "auto").run)
-    scales = norm_scales(graph, norm, self_loops=self_loops, threads=cores, real=real)
+    scales = NormScales(adj_t, norm, self_loops=self_loops, real=real)
 
     def feed() -> SampledFeed:
         stack = hops_of(capacities)

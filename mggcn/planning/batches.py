@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from mggcn.blocks.block import Capacity, Stack
+from mggcn.aggregate.relations import BLOCK_ROWS
+from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.blocks.capacities import hops_of, shared_hops
 from mggcn.blocks.draws import By, Draws, bounds
 from mggcn.blocks.padded import PaddedLayout
-from mggcn.blocks.shared import SharePlan
+from mggcn.blocks.relation_order import RelationPlan
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError
@@ -20,10 +22,9 @@ from mggcn.model.values import Graph
 from mggcn.planning.links import seeds_of_one
 from mggcn.planning.shape import GraphShape
 
-SCALE_BYTES = 24
-"""Bytes a vertex while scales are made: degree, scale, and number and owner of the one who reads them."""
-ORDER_BYTES = 56
-"""Bytes a training vertex while an epoch's order is made: ids, keys, their hash and its steps, places, the order."""
+ORDER_BYTES = 64
+"""Bytes a training vertex while an epoch's order is made: ids, keys, their hash and its steps, places, the order, and that
+of the epoch before."""
 DRAWN_BYTES = 32
 """Bytes more of vertices that are drawn by weight: the weight, the end of a piece, points and what lies at them."""
 DEGREE_BYTES = 72
@@ -48,13 +49,21 @@ def batch_lines(
         f"{steps:,} step{'s' * (steps > 1)} an epoch; a rank has at most"
     ]
     means = [f", on average {rows:,} and {edges:,}" for rows, edges in stack.mean] or [""] * len(stack.blocks)
-    hops = zip(stack.blocks, stack.capacities, means, reversed(sample.fanout), strict=True)
+    hops = zip(stack.blocks, stack.capacities, means, reversed(sample.drawn_fanout), strict=True)
     for block, size, mean, fanout in reversed(list(hops)):
         of = " of each relation" * sample.by_type
         drawn = "all in-neighbours" if fanout < 0 else f"{fanout} in-neighbours{of} a row"
         lines.append(
             f"  {block.name}: {size.targets:,} rows from {size.sources:,}, {size.edges:,} edges{mean} "
             f"({drawn}, {sample.draw})"
+        )
+    if sample.first == "full":
+        hop = last_hop(config, shape)
+        item = ITEM_BYTES[REAL[config.run.precision]]
+        lines.append(
+            f"  hop {len(sample.fanout)}: not drawn, up to {hop.sources - inputs:,} rows and {hop.edges:,} edges fewer: "
+            f"the first layer reads A X, computed once into a temporary file of "
+            f"{human(item * shape.num_vertices * shape.num_features)}"
         )
     count = f"{sample.ahead + 1} batch{'es' * (sample.ahead > 0)} on their way take{'s' * (not sample.ahead)}"
     gathered = f"an epoch gathers {gathered} times the graph's features"
@@ -119,7 +128,12 @@ def one_vertex(config: Config, shape: GraphShape) -> tuple[Capacity, ...]:
 
 
 def _bounds(config: Config, shape: GraphShape, num_seeds: int) -> tuple[Capacity, ...]:
-    draws = draws_of(config.sample, shape.num_relations)
+    return _hop_bounds(config, shape, num_seeds)[: len(config.sample.drawn_fanout)]
+
+
+def _hop_bounds(config: Config, shape: GraphShape, num_seeds: int) -> tuple[Capacity, ...]:
+    """Return the bounds of every hop, drawn or not."""
+    draws = draws_of(dataclasses.replace(config.sample, first="drawn"), shape.num_relations)
     size = {"num_vertices": shape.num_vertices, "num_edges": shape.num_edges}
     return bounds(num_seeds, draws, **size, self_loops=config.model.self_loops)
 
@@ -139,11 +153,39 @@ def gathered_first(stack: Stack, training: Graph) -> Stack:
     return dataclasses.replace(stack, capacities=capacities, exchanged=stack.exchanged[1:])
 
 
+def last_hop(config: Config, shape: GraphShape) -> Capacity:
+    """Return the bounds of a rank's last hop, that of the input, drawn or not."""
+    seeds = min(config.sample.batch, shape.num_training or shape.num_vertices)
+    return _hop_bounds(config, shape, -(-seeds // config.run.ranks) * seeds_of_one(config, shape))[-1]
+
+
+def first_block(sample: SampleConfig, stack: Stack) -> Block | None:
+    """Return the block of the first layer, whose sums are read from A X; None where it is one of the stack's."""
+    if sample.first == "drawn":
+        return None
+    number = len(sample.fanout)
+    return Block(f"hop {number}", stack.blocks[0].sources, RowSet(f"{number} hops from the seeds"))
+
+
+def first_lines(config: Config, shape: GraphShape, stack: Stack) -> list[str]:
+    """Say what BatchGNN's equations 4 and 5 are for a batch of this graph: bytes with a cache of sums, and without."""
+    if config.sample.first == "drawn":
+        return []
+    size, row = last_hop(config, shape), ITEM_BYTES[STORAGE[config.run.precision]] * shape.num_features
+    new = size.sources - size.targets
+    pays = "it does" if size.targets < new else "it does not"
+    return [
+        f"BatchGNN eq. 4, without the cache: |V| S + |N(V)| S, at most {size.targets:,} + {new:,} rows of a batch, "
+        f"{human(size.sources * row)}, and {size.edges:,} edges",
+        f"BatchGNN eq. 5, with it: 2 |V| S, {human(2 * size.targets * row)}; it pays where |V| < |N(V)|, here {pays}",
+    ]
+
+
 def draws_of(sample: SampleConfig, num_relations: int = 0) -> Draws:
     """Return how in-neighbours are drawn. num_relations: of the edges, which sample.by_type draws apart."""
     by: By = "uniform" if sample.draw == "replace" else sample.draw
     by_type = sample.by_type and num_relations
-    fanouts = tuple((count,) * num_relations if by_type else count for count in sample.fanout)
+    fanouts = tuple((count,) * num_relations if by_type else count for count in sample.drawn_fanout)
     return Draws(fanouts=fanouts, by=by, replace=sample.draw == "replace")
 
 
@@ -188,9 +230,9 @@ def mean_stack(stack: Stack) -> Stack:
 def pads_batches(config: Config, task: str) -> bool:
     """Return whether batches are filled up to the most that a step may have, so that all steps have the same sizes: those
     of a GPU. Those of R-GCN are not: a relation has as many rows as a batch happens to have. Nor are those that ranks
-    share, which exchange other numbers of rows in every step, nor pairs that links are predicted for.
+    share, which exchange other numbers of rows in every step, pairs that links are predicted for, nor a first layer's sums.
     """
-    varies = config.model.typed or config.shares_batches or task == "links"
+    varies = config.model.typed or config.shares_batches or task == "links" or config.sample.first == "full"
     return bool(config.sample.batch) and not DEVICES[config.run.device].is_host and not varies
 
 
@@ -225,37 +267,47 @@ def device_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> 
     return padded_layout(config, shape, stack, back).nbytes * (1 + (config.sample.ahead > 0))
 
 
-def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> int:
+def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, inputs: int = 1) -> int:
     """Return the bytes of the batches on their way on one rank: what is drawn, what it counts, and features.
 
-    Also scales of all vertices and, while they are made, three numbers for each; training vertices and their order. All of
-    it is the host's memory. back: as for `slot_plan`.
+    Also the scales of vertices that are kept (feed/norm_scales.py), training vertices and their order, and matrices that no
+    file holds as they are. All of it is the host's memory. back: as for `slot_plan`. inputs: of X and A X those that are
+    gathered.
     """
     real, drawn = ITEM_BYTES[REAL[config.run.precision]], stack.together or stack.capacities
-    block_scales = config.sample.weights == "block"
-    inputs = drawn[0].sources if block_scales else stack.capacities[0].sources
-    features = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision]).nbytes
-    # A type, as it is stored and as it is looked up.
-    edge = real * _is_valued(config, shape) + (4 if config.model.typed else 0)
-    edges = sum(size.edges * (1 + (hop < back)) for hop, size in enumerate(reversed(drawn)))
+    gathered = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision])
+    valued = config.model.typed or _is_valued(config, shape)
+    counts = [size.edges for hop, size in enumerate(reversed(drawn)) for _ in range(1 + (hop < back))]
+    typed = 0
+    if config.model.typed:
+        of: dict[str, Any] = {"relations": shape.num_relations, "block_rows": BLOCK_ROWS}
+        of["real"] = scale_dtype(config.run.precision)
+        typed = sum(RelationPlan(edges=count, **of).nbytes for count in counts) + 8 * shape.num_relations
     # Degrees of blocks are counted anew in every step, in double precision.
-    norm = DEGREE_BYTES if block_scales else 2 * real
-    one = slot_plan(config, shape, stack, back).nbytes + edge * edges + features + (4 + norm) * inputs
-    if stack.together:
-        one += share_plan(config, shape, stack, back).nbytes
-    vertices = shape.num_vertices
-    batches = max((config.sample.ahead + 1) * one, SCALE_BYTES * vertices)
+    norm = real if config.sample.weights != "block" else DEGREE_BYTES
+    one = slot_plan(config, shape, stack, back).nbytes + real * valued * sum(counts) + typed
+    one += inputs * (gathered.nbytes + 4 * gathered.rows) + norm * drawn[0].sources
+    # What a rank keeps of a shared batch has scales for rows and for columns.
+    one += _part_bytes(config, stack, back, real * valued + 4 * config.model.typed, max(norm, 2 * real))
+    kept = real * shape.num_vertices * (shape.weighted or config.model.self_loops)
     order = ORDER_BYTES + DRAWN_BYTES * (config.sample.deal == "by-class")
-    return batches + real * vertices + order * (shape.num_training or vertices)
+    training = order * (shape.num_training or shape.num_vertices)
+    return (config.sample.ahead + 1) * one + kept + training + shape.copied_bytes
 
 
-def share_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> SharePlan:
-    """Return what the memory of a rank's part depends on, where ranks share a batch. back: as for `slot_plan`."""
-    return SharePlan(
-        capacities=tuple(reversed(stack.capacities)),
-        together=tuple(reversed(stack.together)),
-        exchanged=tuple(block in stack.exchanged for block in reversed(stack.blocks)),
-        ranks=config.run.ranks,
-        transposed=back,
-        value_bytes=ITEM_BYTES[REAL[config.run.precision]] * (_is_valued(config, shape) or config.model.typed),
-    )
+def _part_bytes(config: Config, stack: Stack, back: int, edge: int, norm: int) -> int:
+    """Return the bytes of a rank's part of a batch that ranks share, and of the pass over all edges that makes it.
+
+    edge: bytes of what an edge counts; norm: of the scales of a row.
+    """
+    if not stack.together:
+        return 0
+    part = making = 0
+    for hop, (size, whole) in enumerate(zip(reversed(stack.capacities), reversed(stack.together), strict=True)):
+        for rows in (size.targets, size.sources)[: 1 + (hop < back)]:
+            part += (4 + edge) * size.edges + 16 * (rows + 1)
+        part += 4 * (size.sent + size.sent_back) + (8 + norm) * size.sources
+        # The rank of each edge's row, and which rows each rank reads, both ways; of a rank's edges, places and columns.
+        reads = config.run.ranks * (whole.sources + whole.targets)
+        making = max(making, 4 * whole.edges + 32 * size.edges + 24 * whole.sources + reads)
+    return part + making

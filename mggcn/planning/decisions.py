@@ -23,7 +23,7 @@ from mggcn.model.network import NETWORKS, Choices, Values, make_values
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats
-from mggcn.planning.batches import gathered_first, stack_of
+from mggcn.planning.batches import first_block, gathered_first, stack_of
 from mggcn.planning.links import pair_rows, scoring_of
 from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape
@@ -55,6 +55,8 @@ class RunDecisions:
     ) -> RunDecisions:
         """Make the choices. network: the model, by default that of model.kind. stack: the blocks of a step."""
         run, stack = config.run, stack or stack_of(config, shape)
+        blocks, capacities = ((WHOLE,), ()) if stack is None else (stack.blocks, stack.capacities)
+        first = None if stack is None else first_block(config.sample, stack)
         whole = InputShape(
             rows=shape.num_vertices,
             cols=shape.num_features,
@@ -75,10 +77,11 @@ class RunDecisions:
                 recompute=run.recompute == "on",
                 num_relations=shape.num_relations,
                 counted=shape.repeats == "counted",
-                blocks=(WHOLE,) if stack is None else stack.blocks,
-                capacities=() if stack is None else stack.capacities,
+                blocks=blocks if first is None else (first, *blocks),
+                capacities=capacities,
                 compared=stack is not None and config.sample.compare_gradient > 0,
                 pairs=scoring_of(config, shape),
+                first=first is not None,
             ),
         )
         stack = None if stack is None else gathered_first(stack, values.training)

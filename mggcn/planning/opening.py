@@ -38,15 +38,17 @@ def opening_lines(
     held = graph if store is None else f"store {store}{graph.removeprefix(store.name) if own else f' holds {graph}'}"
     lines = [held, network]
     if plan.stack is not None and config.sample.batch:
-        fanout = ", ".join("all" if number < 0 else str(number) for number in config.sample.fanout)
+        fanout = ", ".join("all" if number < 0 else str(number) for number in config.sample.drawn_fanout)
+        full = config.sample.first == "full"
+        drawn = f"{fanout} drawn in-neighbours" + " of the seeds, all of the first layer" * full
         batch, training = config.sample.batch, plan.shape.num_training or config.sample.batch
         size, steps = f"batches of {batch:,}", f"{plan.steps:,} step{'s' * (plan.steps > 1)} an epoch"
         if batch > training:  # a mistyped size is seen here
             size, steps = f"a batch of all {training:,}", f"which are fewer than {batch:,}, one step an epoch"
         dealt = {"global": "", "ranges": ", dealt by ranges", "by-class": " by weight of class"}[config.sample.deal]
         lines.append(
-            f"{size} training vertices{dealt} and {fanout} drawn in-neighbours, {steps}: gradients are estimates of the "
-            "whole graph's, evaluation is exact"
+            f"{size} training vertices{dealt} and {drawn}, {steps}: gradients are estimates of the whole graph's, "
+            "evaluation is exact"
         )
         if plan.stack.together:
             lines.append("ranks share a batch: each of its rows is computed once, by the rank that owns it")

@@ -156,8 +156,9 @@ class RankSizes:
     def _graph_bytes(self) -> int:
         """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""
         weighted, typed = self.shape.weighted or self.values.typed, self.values.typed
-        # Of a batch, entries by relation are put in order into memory of their own.
-        entry, drawn = 4 + (self.item if weighted else 0), Counter({} if typed else self.drawn)
+        # On a device, entries of a batch by relation are counted as matrices of their own.
+        host = DEVICES[self.config.run.device].is_host
+        entry, drawn = 4 + (self.item if weighted else 0), Counter({} if typed and not host else self.drawn)
         matrices = (Counter(self.forward) + Counter(self.backward) - drawn).items()
         total = self.index_bytes + sum(count * (m.nnz * entry + (m.rows + 1) * 8) for m, count in matrices)
         if not DEVICES[self.config.run.device].is_host and not pads_batches(self.config, self.shape.task):

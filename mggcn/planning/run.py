@@ -293,7 +293,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     pinned = 0
     if config.sample.batch and common.stack is not None:
         back = hops_back(values.training, common.stack)
-        on_host = feed_bytes(config, shape, common.stack, back)
+        on_host = feed_bytes(config, shape, common.stack, back, values.inputs)
         pinned = on_host if pads_batches(config, shape.task) else 0
         # Beside them the gradients of a step's parts.
         regions["batches on their way"] = sizes.gradient_bytes + (

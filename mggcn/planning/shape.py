@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mggcn.config import Config
 from mggcn.errors import GraphError
 from mggcn.graph.check import refuse_summed
-from mggcn.graph.csr import Graph, Repeats, Task
+from mggcn.graph.csr import CSR, Graph, Repeats, Task
 from mggcn.graph.nonzeros import features_nnz
 from mggcn.graph.splits import training_rows
 from mggcn.model.builder import Network
@@ -44,6 +44,9 @@ class GraphShape:
     from the graph itself. For links, the number of training links."""
     num_scored: int = 0
     """Links of the larger of validation and test."""
+    copied_bytes: int = 0
+    """Bytes of the matrices that batches read and that no file holds as they are, such as those of joined graphs: each rank
+    has them in memory of its own."""
 
 
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
@@ -61,7 +64,11 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         refuse_summed(graph)
     model, nnz = config.model, features_nnz(features, config.run.features)
     aggregates = model.aggregates and not model.input_dropout
-    training = training_rows(graph, config.data.splits, config.data.split) if config.sample.batch else None
+    training, copied = None, 0
+    if config.sample.batch:
+        training = training_rows(graph, config.data.splits, config.data.split)
+        copied = (graph if model.typed else graph.untyped()).adj_t.copied_bytes
+        copied += features.copied_bytes if isinstance(features, CSR) else 0
     links = {name: rows.shape[0] for name, rows in graph.links.items()}
     return GraphShape(
         name=graph.name,
@@ -76,6 +83,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         task=graph.task,
         num_training=links.pop("train", None) if training is None else int(training.sum()),
         num_scored=max(links.values(), default=0),
+        copied_bytes=copied,
         feature_nnz=nnz,
         aggregated_nnz=0
         if nnz is None or not aggregates

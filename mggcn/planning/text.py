@@ -16,7 +16,7 @@ from mggcn.model.program import Program
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import Room, advice, smallest_ranks
-from mggcn.planning.batches import batch_lines
+from mggcn.planning.batches import batch_lines, first_lines
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
 from mggcn.planning.shape import GraphShape
@@ -52,7 +52,7 @@ def render(
         *(f"  {line}" for line in layer_reasons(plan)),
         *_training_rows(plan),
         *_batches(plan),
-        *(_explained(rank) if explain else []),
+        *(_explained(rank, plan) if explain else []),
         "",
         f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.sizes.owned:,} rows, "
         f"{rank.nnz:,} nonzeros",
@@ -175,12 +175,14 @@ def _batches(plan: RunPlan) -> list[str]:
     return ["", *batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes)]
 
 
-def _explained(rank: RankPlan) -> list[str]:
+def _explained(rank: RankPlan, plan: RunPlan) -> list[str]:
     """List what the rewrites did to the model, and the ops of a training epoch with the buffers that they read and
     write.
     """
     ops = [(op.label, ", ".join(op.reads) or "-", ", ".join(dict.fromkeys(op.writes)) or "-") for op in rank.train.ops]
+    cached = [] if plan.stack is None else first_lines(plan.config, plan.shape, plan.stack)
     return [
+        *(["", *cached] if cached else []),
         "",
         "rewrites of the model",
         *(f"  {line}" for line in rank.values.explained),

@@ -1,6 +1,6 @@
 """Brings batches to a rank's device: ids, scales, features and targets of their rows, and the edges of their blocks.
 
-N vertices, V rows of a row set, D features.
+V rows of a row set, D features.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from mggcn.aggregate.local import LocalBlock
 from mggcn.aggregate.relations import upload_tile
 from mggcn.aggregate.shared import SharedBlock
 from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.backend.sparse import RelationRows
 from mggcn.blocks.block import RowSet, Stack
+from mggcn.blocks.relation_order import RelationEdges
 from mggcn.errors import PlanError
-from mggcn.feed.batch import Batch, BlockEdges, Scales
-from mggcn.feed.features import FeatureReader
+from mggcn.feed.batch import Batch, BlockEdges
+from mggcn.feed.features import VertexFeatures
+from mggcn.feed.norm_scales import NormScales
 from mggcn.memory.arena import BufferSpec
+from mggcn.model.rewrite.first_sums import FirstSums
 from mggcn.model.runtime import Rows, Target
 from mggcn.partition.rows.tiles import Tile
 from mggcn.train.runtime import DTYPES, RankRuntime
@@ -35,15 +39,17 @@ Vector = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLoader:
-    """Loads the batches of a feed. norm: S_r, S_c of the whole graph, (N,) or None.
+    """Loads the batches of a feed. norm: the scales of the whole graph, None if rows have none.
 
+    first: what a model reads in place of the first layer's edges, None if it reads them.
     targets: makes that of the seeds; None: pairs of seeds have one, not rows. dtype: of activations.
     """
 
     runtime: RankRuntime
     stack: Stack
-    features: FeatureReader
-    norm: Scales
+    features: VertexFeatures
+    norm: NormScales | None
+    first: FirstSums | None
     targets: StepTargets | None
     dtype: str
     typed: bool
@@ -54,8 +60,9 @@ class BatchLoader:
         batch.check(self.stack)
         runtime, backend = self.runtime, self.runtime.backend
         # Targets are the first of a block's sources, so every row set is the beginning of the input's.
-        dense = self._dense(batch)
-        rows = {name: self._rows(name, ids, dense, batch) for name, ids in batch.rows.items()}
+        dense = self._features(batch) if self.first is None or self.first.itself else None
+        sums = None if self.first is None else self._device(batch.sums, batch)
+        rows = {name: self._rows(name, ids, dense, sums, batch) for name, ids in batch.rows.items()}
         runtime.inputs = dataclasses.replace(runtime.inputs, rows={**runtime.inputs.rows, **rows})
         train = runtime.programs["train"]
         for block, edges in batch.edges.items():
@@ -78,17 +85,19 @@ class BatchLoader:
     def _real(self) -> npt.DTypeLike:
         return np.float64 if self.dtype == "fp64" else np.float32
 
-    def _rows(self, name: RowSet, ids: Vector, dense: Tensor, batch: Batch) -> Rows:
+    def _rows(self, name: RowSet, ids: Vector, dense: Tensor | None, sums: Tensor | None, batch: Batch) -> Rows:
         backend = self.runtime.backend
-        if batch.scales is None:
-            row, col = (None if scale is None else scale[ids] for scale in self.norm)
-        else:
+        row, col = None, None
+        if batch.scales is not None:
             row, col = batch.scales[name]
+        elif self.norm is not None:
+            row, col = self.norm.of(np.ascontiguousarray(ids, np.int64))
         return Rows(
             ids=backend.upload(ids),
             row_scale=None if row is None else backend.upload(row),
             col_scale=None if col is None else backend.upload(col),
-            dense=dense[: ids.size],
+            dense=None if dense is None else dense[: ids.size],
+            sums=None if sums is None else sums[: ids.size],
             target=self._target(ids, batch.seeds) if name == self.stack.seeds else None,
         )
 
@@ -98,18 +107,26 @@ class BatchLoader:
         found, backend = self.targets.read(ids, seeds), self.runtime.backend
         return self.targets.target(backend.upload(found.labels), backend.upload(found.mask), found.inv_count)
 
-    def _dense(self, batch: Batch) -> Tensor:
-        """Return the features (V, D) of the input's rows, which are padded as those of the arena."""
-        ids, backend = batch.rows[self.stack.blocks[0].sources], self.runtime.backend
-        if batch.features is not None and batch.features.device == self.runtime.clock.device:
-            return batch.features
-        spec = BufferSpec("", ids.size, self.features.num_features, self.dtype)
-        flat = backend.allocate(spec.nbytes).view(DTYPES[self.dtype])
-        dense = torch.as_strided(flat, (spec.rows, spec.cols), (spec.ld, 1))
+    def _features(self, batch: Batch) -> Tensor:
+        """Return the features (V, D) of the input's rows."""
         if batch.features is not None:
-            return dense.copy_(batch.features)
-        backend.write(self.features.gather(ids), dense)
+            return self._device(batch.features, batch)
+        dense = self._room(batch)
+        self.runtime.backend.write(self.features.gather(batch.rows[self.stack.blocks[0].sources]), dense)
         return dense
+
+    def _device(self, gathered: Tensor | None, batch: Batch) -> Tensor:
+        """Return rows of the input on the device. Raises: PlanError if the feed gave none."""
+        if gathered is None:
+            raise PlanError("the first layer's sums are read from A X, and the feed gathers none of its rows")
+        return gathered if gathered.device == self.runtime.clock.device else self._room(batch).copy_(gathered)
+
+    def _room(self, batch: Batch) -> Tensor:
+        """Return memory of the device for the input's rows (V, D), which are padded as those of the arena."""
+        ids = batch.rows[self.stack.blocks[0].sources]
+        spec = BufferSpec("", ids.size, self.features.num_features, self.dtype)
+        flat = self.runtime.backend.allocate(spec.nbytes).view(DTYPES[self.dtype])
+        return torch.as_strided(flat, (spec.rows, spec.cols), (spec.ld, 1))
 
 
 def _matrices(
@@ -144,11 +161,20 @@ def _side(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like:
 
 def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like: Sparse | None) -> Sparse:
     values = None if edges.values is None else edges.values.astype(dtype, copy=False)
+    if edges.relations:
+        parts = tuple(_relation(backend, part) for part in edges.relations)
+        return Sparse(backend.upload(edges.indptr), backend.upload(edges.indices[:0]), None, None, parts)
     if edges.types is not None:
         # Entries are put in the order of their relations, in place: the feed's arrays stay as they are.
         own = None if values is None else values.copy()
         return upload_tile(backend, Tile(edges.indptr, edges.indices.copy(), own, edges.types))
     return backend.sparse(edges.indptr, edges.indices, values, like)
+
+
+def _relation(backend: KernelBackend, edges: RelationEdges) -> RelationRows:
+    return RelationRows(
+        edges.relation, backend.upload(edges.rows), backend.sparse(edges.indptr, edges.indices, edges.values)
+    )
 
 
 def transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:

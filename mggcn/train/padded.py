@@ -22,7 +22,8 @@ from mggcn.blocks.block import RowSet
 from mggcn.blocks.padded import PaddedLayout
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
-from mggcn.feed.features import FeatureReader
+from mggcn.feed.features import VertexFeatures
+from mggcn.feed.norm_scales import NormScales
 from mggcn.model.runtime import Rows
 from mggcn.train.batches import transposed
 from mggcn.train.runtime import DTYPES, RankRuntime
@@ -50,8 +51,8 @@ class PaddedLoader:
         self,
         runtime: RankRuntime,
         layout: PaddedLayout,
-        features: FeatureReader,
-        norm: Scales,
+        features: VertexFeatures,
+        norm: NormScales | None,
         targets: StepTargets,
         dtype: str,
         ahead: int,
@@ -155,8 +156,11 @@ class PaddedLoader:
         out.copy_(found, non_blocking=True)
 
     def _send_scales(self, batch: Batch, name: RowSet, number: int) -> None:
-        norm, ids = self._norm, batch.rows[name]
-        both = batch.scales[name] if batch.scales is not None else tuple(s if s is None else s[ids] for s in norm)
+        both: Scales = None, None
+        if batch.scales is not None:
+            both = batch.scales[name]
+        elif self._norm is not None:
+            both = self._norm.of(np.ascontiguousarray(batch.rows[name], np.int64))
         for place, scale in zip((f"row_scale{number}", f"col_scale{number}"), both, strict=True):
             if scale is not None:
                 self._put(place, torch.from_numpy(scale))

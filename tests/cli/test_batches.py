@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store_write import write_store
-from tests.cli.runs import history, refused, result, run_main
+from tests.cli.runs import finish, history, refused, result, run_main, start
 from tests.graphs import make_graph, pattern
 from tests.model.test_rgcn import typed_graph
 
@@ -55,14 +56,6 @@ SMALL: dict[str, tuple[Callable[[], Graph], list[str]]] = {
     "ranks without seeds and batch norm": (
         lambda: graph_of(pattern("random", N, 1)),
         ["--batch", "2", "--ranks", "3", "--set", "model.norm_layer=batch"],
-    ),
-    "ranks that share a batch of two": (
-        lambda: graph_of(pattern("random", N, 1)),
-        ["--batch", "2", "--ranks", "3", "--set", "run.batches=cooperative"],
-    ),
-    "ranks that share a star": (
-        lambda: graph_of(pattern("star", N, 1)),
-        ["--ranks", "3", "--set", "run.batches=cooperative", "--set", "sample.plan=run"],
     ),
     "a batch of everything": (lambda: graph_of(pattern("random", N, 1)), ["--batch", "1000", "--fanout", "all,all"]),
     "every choice left open": (
@@ -151,6 +144,18 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["--set", "sample.deal=by-class", "--set", "train.class_weights=100,1,1"],
         "vertices of class 0, whose weight is 100, more than once in a batch of 5; set sample.batch to at most",
     ),
+    "a first layer of attention, in full": (
+        ["--set", "sample.first=full", "--set", "model.kind=gat"],
+        "sample.first full reads A X, computed once, and .* is no plain sum over neighbours; choose drawn",
+    ),
+    "a first layer in full that changes": (
+        ["--set", "sample.first=full", "--set", "model.input_dropout=0.1"],
+        "sample.first full reads A X, computed once, and model.input_dropout changes X in every step; choose drawn",
+    ),
+    "a first layer in full alone": (
+        ["--set", "sample.first=full", "--set", "model.hidden=", "--fanout", "3"],
+        "sample.first full leaves nothing to draw",
+    ),
     "parts of a batch norm": (["--set", "model.norm_layer=batch", "--set", "sample.plan=run"], "may cut a step"),
 }
 
@@ -165,6 +170,43 @@ def test_bad_batches_are_refused(name: str, tmp_path: Path, capsys: pytest.Captu
         said = refused(capsys, *command, *SETTINGS, *given)
         assert re.search(words, said), said
         assert not out.exists()
+
+
+def test_a_first_layer_in_full_is_planned_and_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a plan does not say what A X saves and takes, or --explain has other numbers than BatchGNN's equations."""
+    where = store(tmp_path, graph_of(pattern("random", N, 1)))
+    full = ["--set", "sample.first=full"]
+    assert run_main("plan", where, *SETTINGS, *full, "--explain") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"hop 2: not drawn, up to [\d,]+ rows and [\d,]+ edges fewer: the first layer reads A X", out)
+    assert re.search(r"BatchGNN eq. 4, without the cache: .*at most [\d,]+ \+ [\d,]+ rows", out)
+    assert re.search(r"BatchGNN eq. 5, with it: 2 \|V\| S, .*here it does not", out)
+    assert run_main("train", where, *SETTINGS, *full, "--out", tmp_path / "run") == 0
+    assert "3 drawn in-neighbours of the seeds, all of the first layer" in capsys.readouterr().out
+    assert all(np.isfinite(row["loss"]) for row in history(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["--set", "model.kind=sage"],
+        pytest.param(["--set", "model.kind=gat", "--precision", "bf16"], marks=pytest.mark.full),
+        pytest.param(["--set", "sample.first=full", "--set", "sample.plan=run"], marks=pytest.mark.full),
+        pytest.param(["--ranks", "2", "--transport", "gloo"], marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_the_measured_peak_is_within_the_plan(settings: list[str], tmp_path: Path) -> None:
+    """Fails if batches on their way take memory that no plan counts; a large part of it is theirs, so it hides little."""
+    where = tmp_path / "store"
+    assert run_main("generate", "community", where, "--vertices", 20_000, "--edges", 200_000, "--features", 600) == 0
+    given = ["--batch", 2000, "--fanout", "8,5", "--epochs", 2, "--threads", 1, "--set", "sample.ahead=6"]
+    given += ["--set", "model.hidden=16"]
+    code, _, err = finish(start("train", where, *given, *settings, "--out", tmp_path / "run", "--quiet"))
+    assert code == 0, err
+    found, plan = result(tmp_path / "run"), json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert found["measured_peak_bytes"] <= found["planned_peak_bytes"]
+    assert max(rank["regions"]["batches on their way"] for rank in plan["per_rank"]) > 100 << 20
 
 
 def test_relations_train_on_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble.batches import whole_graph
 from mggcn.errors import GraphError
-from mggcn.feed.features import FeatureReader
+from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
 from mggcn.graph.csr import CSR, ArrayRows
 from mggcn.memory.arena import BufferSpec
@@ -20,13 +19,13 @@ from tests.graphs import make_graph, pattern
 from tests.reference import dense_features
 
 
-def reader_of(*, sparse: bool, normalised: bool, values: bool = True) -> FeatureReader:
+def reader_of(*, sparse: bool, normalised: bool, values: bool = True) -> VertexFeatures:
     graph = make_graph(
         pattern("directed", 40, 1), num_features=11, num_classes=3, sparse=sparse, weighted=False, seed=1
     )
     if isinstance(graph.features, CSR) and not values:
         graph = dataclasses.replace(graph, features=dataclasses.replace(graph.features, values=None))
-    return FeatureReader(graph, whole_graph(40), 0, normalised)
+    return VertexFeatures(graph, normalised)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "bf16"])

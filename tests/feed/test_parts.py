@@ -108,6 +108,17 @@ def test_a_seed_that_is_too_large_alone_is_refused(monkeypatch: pytest.MonkeyPat
         on_ranks(sampled(1, MODELS["gcn"]), graph_of(), lambda rank: rank.trainer.step(0))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sums_over_ranks_are_of_whole_steps(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a feed gives a batch norm a step in parts, and statistics of one part alone, or a rank waits for the parts
+    of another.
+    """
+    planned(monkeypatch, 14, 0.5)
+    config = sampled(ranks, {"kind": "gcn", "norm_layer": "batch"})
+    with pytest.raises(PlanError, match="came in parts, and the model needs the whole step at once"):
+        on_ranks(config, graph_of(), lambda rank: rank.trainer.step(0))
+
+
 @pytest.mark.parametrize("setting", ["norm_layer", "weights"])
 def test_what_reads_the_whole_batch_is_never_cut(setting: str) -> None:
     """Fails if a batch norm, or degrees of what was drawn, may see a part of a step alone."""

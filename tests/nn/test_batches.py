@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -261,6 +262,28 @@ def test_a_loop_that_ends_early_leaves_no_thread() -> None:
     for thread in started:
         thread.join(10)
     assert not any(thread.is_alive() for thread in started)
+
+
+def test_a_loop_that_is_left_keeps_its_feed() -> None:
+    """Fails if each `break` leaves a feed behind, with the memory of its batches and its threads."""
+    loader, made = loader_of(graph_of("random"), np.arange(37), batch=2), list[Any]()
+    feed = loader.feed
+
+    def noted() -> Any:
+        made.append(feed())
+        return made[-1]
+
+    loader.feed = noted
+    for _ in range(3):
+        for _ in loader:
+            break
+    assert len(made) == 1
+    with contextlib.closing(iter(loader)) as one, contextlib.closing(iter(loader)) as beside:
+        next(one), next(beside)
+        assert len(made) == 2
+    for _ in zip(loader, loader, strict=True):
+        break
+    assert len(made) == 2
 
 
 def test_seeds_in_every_form() -> None:

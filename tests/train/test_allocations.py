@@ -18,7 +18,6 @@ HERE = Path(__file__).resolve().parent
 BOUND = 64 << 10
 FAST = ["dense-input-dropout", "batches"]
 FULL = [
-    "two-ranks-shared-batches",
     "batch-norm",
     "gat",
     "gatv2",
@@ -30,6 +29,8 @@ FULL = [
     "batches-gat",
     "batches-sparse-bf16",
     "two-ranks-batches",
+    "batches-full",
+    "batches-rgcn",
 ]
 SLOW = ["batches-fp64", "aggregate-first", "layer-norm-gin"]
 SLOW += ["dense", "sparse-input-dropout", "two-ranks-halo", "two-ranks-dropout", "two-ranks-batch-norm-cd-0"]
