@@ -123,13 +123,14 @@ def test_each_suite_runs_what_it_should(tmp_path: Path) -> None:
     """Fails if the fast suite runs what is full, or everything leaves out a case or a part of a loop."""
     fast, sampled = run(tmp_path)
     everything, whole = run(tmp_path, "-m", "not slow")
+    slow, loop = run(tmp_path, "-m", "")
     assert len(everything) - len(arrays(everything)) == 12 + 2
-    assert [len(arrays(cases)) for cases in (fast, everything, run(tmp_path, "-m", "")[0])] == [1, 3, 6]
+    assert [len(arrays(cases)) for cases in (fast, everything, slow)] == [1, 3, 6]
     assert fast < everything
     assert "test_suite.py::test_full" in everything - fast
     assert 6 + 1 <= len(fast - arrays(fast)) <= 8 + 1
     assert len(json.loads(whole)) == 24
-    assert json.loads(run(tmp_path, "-m", "")[1]) == list(range(50))
+    assert json.loads(loop) == list(range(50))
     assert len(json.loads(sampled)) == 6
     left_out = min(everything - fast - {"test_suite.py::test_full"})
     assert run(tmp_path, left_out) == ({left_out}, "")
