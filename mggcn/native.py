@@ -302,6 +302,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_sample_seeds": (_P, _P, _L),
     "mggcn_sample_hop": (_P,),
     "mggcn_sample_transpose": (_P,),
+    "mggcn_share_count": (_P,),
+    "mggcn_share_cut": (_P,),
 }
 
 

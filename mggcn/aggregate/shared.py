@@ -49,7 +49,7 @@ class SharedPlan:
 
     @property
     def matrices_t(self) -> tuple[Matrix, ...]:
-        return (Matrix(self.size.sources, self.size.edges),) * 2 if self.back else ()
+        return (Matrix(self.size.sources, self.size.edges_back),) * 2 if self.back else ()
 
     def buffers(self, name: str, cols: int, dtype: str, op: EdgeOp = SUM) -> tuple[BufferSpec, ...]:
         size, width = self.size, op.columns(cols).operand
@@ -61,18 +61,19 @@ class SharedPlan:
 
     def steps(self, cols: int, dtype: str, backward: bool, phase: int = 0, op: EdgeOp = SUM) -> tuple[Step, ...]:
         size, width = self.size, op.columns(cols)
-        rows, columns, received, sent = size.targets, size.sources, size.received, size.sent
+        rows, columns, edges, received, sent = size.targets, size.sources, size.edges, size.received, size.sent
         if backward:
-            rows, columns, received, sent = size.sources, size.targets, size.received_back, size.sent_back
-        # Of vertices that know nothing of their owners, one in P is this rank's.
-        own = size.edges // self.ranks
+            rows, columns, edges = size.sources, size.targets, size.edges_back
+            received, sent = size.received_back, size.sent_back
+        # Where owners know nothing of edges, one in P comes from a row of this rank.
+        own = edges // self.ranks
         row = BufferSpec("", 1, width.operand, dtype).nbytes
         return (
             Copy(sent, width.operand),
             Send("all_to_all", row * sent, row * received),
             width.multiply(rows, columns, own, ()),
             Await(0),
-            width.multiply(rows, received, size.edges - own, ()),
+            width.multiply(rows, received, edges - own, ()),
         )
 
     def build(self, context: BuildContext) -> RankAggregations:

@@ -21,7 +21,7 @@ from mggcn.feed.sampled import EdgeValues, SampledFeed
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
-from mggcn.planning.batches import hops_back, is_corrected, pads_batches, reads_weights, slot_plan
+from mggcn.planning.batches import hops_back, is_corrected, pads_batches, reads_weights, share_plan, slot_plan
 from mggcn.planning.run import RunPlan
 from mggcn.train.runtime import DTYPES
 
@@ -79,7 +79,8 @@ def sampled_feed(
         num_relations=plan.shape.num_relations if plan.ranks[rank].values.typed else 0,
     )
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
-    slots = slot_plan(config, plan.shape, stack, hops_back(plan.ranks[rank].values.training, stack))
+    back = hops_back(plan.ranks[rank].values.training, stack)
+    slots = slot_plan(config, plan.shape, stack, back)
     pinned = pads_batches(config, graph.task)
 
     def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -101,7 +102,8 @@ def sampled_feed(
         memory(reader) if first is None or first.itself else None,
         norm,
         sample.ahead,
-        owner=owner if config.shares_batches else None,
+        owner=owner,
+        share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
         links=draws_of_links(config, graph),
         empty=empty if pinned else np.empty,
         epochs=config.train.epochs,

@@ -17,18 +17,17 @@ from mggcn.blocks.block import Capacity, Stack
 from mggcn.blocks.capacities import hops_of, shared_hops, with_extents, with_shared_extents
 from mggcn.blocks.draws import Draws
 from mggcn.blocks.sampler import Drawn, Sampler
+from mggcn.blocks.shared import Counts, Share
 from mggcn.blocks.slot import Slot
 from mggcn.config import Config
 from mggcn.errors import ConfigError
-from mggcn.feed.batch import BlockEdges
 from mggcn.feed.labels import class_weights, rows_of_labels
 from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.seeds import Seeds, ranges_of
-from mggcn.feed.shared import Reads, sizes_of
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
-from mggcn.planning.batches import feed_bytes, one_vertex, slot_plan, stack_of
+from mggcn.planning.batches import feed_bytes, one_vertex, share_plan, slot_plan, stack_of
 from mggcn.planning.shape import GraphShape
 
 DRAWN = 24
@@ -107,8 +106,8 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
     slots = dataclasses.replace(slot_plan(config, shape, bound, len(bound.blocks)), places=False)
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run = Slot(slots), seeds_of(config, graph, owner), config.run
-    whole, most = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 6), np.int64)
-    alone = together = 0
+    whole, most = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 7), np.int64)
+    share, alone, together = Share(share_plan(config, shape, bound, len(bound.blocks)), 0), 0, 0
     for number, step in enumerate(_steps(config, seeds, COMPARED if by_bounds else DRAWN)):
         if number < COMPARED:
             shares = (seeds.of_rank(step, rank) for rank in range(run.ranks))
@@ -116,7 +115,8 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
         drawn = sampler.draw(slot, step, config.train.seed, number)
         together += sum(drawn.sizes) if number < COMPARED else 0
         if not by_bounds:
-            whole, most = _larger(whole, _sizes(drawn)), np.maximum(most, _most(drawn, seeds, owner[drawn.ids], step))
+            sizes = _most(drawn, seeds, share, owner[drawn.ids], step)
+            whole, most = _larger(whole, _sizes(drawn)), np.maximum(most, sizes)
     overlap = alone / max(together, 1)
     if by_bounds:
         return dataclasses.replace(bound, overlap=overlap)
@@ -129,17 +129,25 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
     return with_shared_extents(bound, extents, most.tolist(), alone_on_ranks[::-1], overlap)
 
 
-def _most(drawn: Drawn, seeds: Seeds, of_row: Any, step: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the most that a rank has of each hop of a shared batch, hop 0 first, as `sizes_of`. of_row: owners of rows."""
+def _most(drawn: Drawn, seeds: Seeds, share: Share, of_row: Any, step: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the most that a rank has of each hop of a shared batch, hop 0 first: the fields of a Capacity after targets.
+
+    of_row: owners of its rows.
+    """
     of_row[: step.size] = seeds.ranks_of(step)
-    most = list[npt.NDArray[np.int64]]()
+    most = list[list[int]]()
     for targets, sources, hop in zip(drawn.sizes, drawn.sizes[1:], drawn.hops, strict=False):
         assert hop.transposed is not None
-        forward = Reads.of(BlockEdges(hop.indptr, hop.indices), of_row[:targets], of_row[:sources], seeds.ranks)
-        edges_t = BlockEdges(hop.transposed.indptr_t, hop.transposed.indices_t)
-        backward = Reads.of(edges_t, of_row[:sources], of_row[:targets], seeds.ranks)
-        most.append(np.array(list(sizes_of(forward, backward))).max(0))
-    return np.stack(most)
+        there = share.count(hop.indptr, hop.indices, of_row[:targets], of_row[:sources])
+        forth = [there.columns.max(), there.edges.max(), *_busiest(there)]
+        back = share.count(hop.transposed.indptr_t, hop.transposed.indices_t, of_row[:sources], of_row[:targets])
+        most.append([*map(int, forth), *_busiest(back), int(back.edges.max())])
+    return np.array(most)
+
+
+def _busiest(counts: Counts) -> tuple[int, int]:
+    """Return the most rows that a rank receives, and sends."""
+    return int(counts.exchanged.sum(1).max()), int(counts.exchanged.sum(0).max())
 
 
 def draws_of_links(config: Config, graph: Graph) -> LinkDraws | None:
@@ -175,7 +183,7 @@ def _weights(config: Config, graph: Graph, train: npt.NDArray[np.int64]) -> npt.
     by_class = class_weights(config.train, counts)
     assert by_class is not None
     by_class[ignored] = 0
-    weights = by_class[labels]
+    weights: npt.NDArray[np.float64] = by_class[labels]
     most, total = int(labels[weights.argmax()]) if train.size else 0, float(weights.sum())
     # Of a class that weighs more, a step would read a vertex twice.
     room = int(total / by_class[most] * (1 + 1e-9)) if total else 0

@@ -53,7 +53,7 @@ class Capacity:
     """The most target rows, source rows and edges that a block has in any step, on any rank.
 
     Where ranks share a batch: the most rows that one receives from the others, and sends them, to sum over neighbours, and
-    likewise on the way back.
+    likewise on the way back, on which a rank has the edges from its sources.
     """
 
     targets: int
@@ -63,6 +63,7 @@ class Capacity:
     sent: int = 0
     received_back: int = 0
     sent_back: int = 0
+    edges_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ def shared_hops(together: Sequence[Capacity], draws: Draws, ranks: int, owned: i
                 sent=min(sources * (ranks - 1), size.edges),
                 received_back=min(size.targets, size.edges),
                 sent_back=min(rows * (ranks - 1), edges),
+                edges_back=size.edges,
             )
         )
         rows = sources

@@ -9,7 +9,7 @@ import ctypes
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from mggcn.backend.events import Mark
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges, RelationOrder, RelationPlan
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, DrawnHop, Sampler
+from mggcn.blocks.shared import Share, SharePlan
 from mggcn.blocks.slot import Empty, Slot, SlotPlan
 from mggcn.config import SampleConfig
 from mggcn.errors import PlanError
@@ -32,7 +33,7 @@ from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.relation_means import RelationMeans
 from mggcn.feed.seeds import Seeds
-from mggcn.feed.shared import part_of
+from mggcn.feed.shared import in_order, part_of
 from mggcn.graph.csr import CSR
 from mggcn.partition.rows.tiles import scales
 
@@ -52,7 +53,9 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The memory of a batch on its way: what is drawn, its values and their transpose, features, scales of its rows."""
+    """The memory of a batch on its way: what is drawn, its values and their transpose, features, scales of its rows; and
+    this rank's part, if ranks share it.
+    """
 
     slot: Slot
     values: tuple[Vector, ...]
@@ -65,6 +68,7 @@ class _Place:
     by_type: Vector
     reads: list[Mark]
     """As of a batch."""
+    share: Share | None
 
 
 class EdgeValues:
@@ -121,24 +125,17 @@ class EdgeValues:
         kernel(ctypes.byref(arguments), out.ctypes.data)
 
 
-def _in_order(values: Vector, order: Vector, out: Vector) -> Vector:
-    """Write values[order], order int32, which NumPy would convert to int64 first."""
-    kernel = native.kernel("mggcn_gather_rows_", "f64" if out.dtype == np.float64 else "f32")
-    kernel(values.ctypes.data, 1, order.ctypes.data, out.ctypes.data, 1, out.size, 1, 1)
-    return out
-
-
 class SampledFeed:
     """Batches of training vertices with what is drawn of their neighbourhoods, of one rank.
 
     memory, sums: make that of a batch's features, and of its rows of A X; a batch may have either or both. ahead: batches
     that are made beside the step, also the first ones of the next epoch: whatever runs between two epochs, these wait.
     epochs: how many there are, None if that is not known. norm: the scales of the whole graph, None if rows have none.
-    keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each vertex, where
-    ranks share a batch: each draws all of it, and takes its part. links: where links are predicted, seeds are numbers of
-    training links, and the vertices of their pairs take their place when a batch is drawn, from which the step's links are
-    left out. empty: makes the arrays of a batch. Memory: ahead + 1 batches, and the order of two epochs, as
-    planning/batches.py counts them.
+    keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each vertex; share:
+    plans the part of a rank where ranks share batches, of which each draws all, and takes its part. links: where links are
+    predicted, seeds are numbers of training links, and the vertices of their pairs take their place when a batch is drawn,
+    from which the step's links are left out. empty: makes the arrays of a batch. Memory: ahead + 1 batches, and the order
+    of two epochs, as planning/batches.py counts them.
     """
 
     def __init__(
@@ -155,6 +152,7 @@ class SampledFeed:
         keep: bool = False,
         owner: Vector | None = None,
         links: LinkDraws | None = None,
+        share: SharePlan | None = None,
         empty: Empty = np.empty,
         epochs: int | None = None,
         sums: Callable[[], GatheredRows] | None = None,
@@ -175,7 +173,7 @@ class SampledFeed:
         drawn = stack.together or stack.capacities
         edges = [c.edges * values.needed for c in reversed(drawn)]
         edges_t = [count * plan.is_transposed(hop) for hop, count in enumerate(edges)]
-        most = drawn[0].sources
+        most = stack.capacities[0].sources
 
         def by_relation(counts: list[int]) -> tuple[RelationOrder, ...]:
             means = values.relations
@@ -196,6 +194,7 @@ class SampledFeed:
                 by_relation(edges_t),
                 np.zeros(0 if values.relations is None else values.relations.num_relations),
                 [],
+                None if share is None else Share(share, rank, empty),
             )
             for _ in range(ahead + 1)
         ]
@@ -255,7 +254,7 @@ class SampledFeed:
 
     def _seeds_of(self, step: _Step) -> Vector:
         """Return the seeds around which this rank draws."""
-        return step.seeds if self._owner is not None else self._seeds.of_rank(step.seeds, self._rank)
+        return step.seeds if self._places[0].share is not None else self._seeds.of_rank(step.seeds, self._rank)
 
     def _halves(self, step: _Step, seeds: Vector, *, last: bool) -> Iterator[Batch]:
         """Yield the parts of a step whose seeds on this rank are too many for what was planned."""
@@ -288,22 +287,26 @@ class SampledFeed:
             return None
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
-        normed = self._scales(rows, edges, drawn, place)
-        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=normed, pairs=pairs, reads=place.reads)
-        if self._owner is not None:
+        scales = None
+        norm = "none" if self._norm is None else self._norm.norm
+        if self._values.sample.weights == "block" and norm != "none":
+            scales = {name: self._of_block(name, edges, ids.size, norm) for name, ids in rows.items()}
+        batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=scales, pairs=pairs, reads=place.reads)
+        if place.share is not None:
             try:
-                batch = part_of(batch, self._ranks_of(drawn, seeds), self.stack, self._rank, self._seeds.ranks)
+                batch = part_of(place.share, batch, self._ranks_of(place.share, drawn.ids, seeds), self.stack)
             except BatchTooLargeError:
                 return None
-        inputs = batch.rows[self.stack.blocks[0].sources]
-        features, sums = (None if m is None else m.gather(inputs) for m in (place.features, place.sums))
-        batch = dataclasses.replace(batch, features=features, sums=sums)
+        ids = batch.rows[self.stack.blocks[0].sources]
+        features, sums = (None if m is None else m.gather(ids) for m in (place.features, place.sums))
+        scales = batch.scales or self._scales(batch.rows, ids, place)
+        batch = dataclasses.replace(batch, features=features, sums=sums, scales=scales)
         return batch.copy() if self._keep else batch
 
-    def _ranks_of(self, drawn: Drawn, seeds: Vector) -> Vector:
+    def _ranks_of(self, share: Share, ids: Vector, seeds: Vector) -> Vector:
         """Return the rank of each row of a batch that ranks share: its owner, of a seed the one to which it is dealt."""
         assert self._owner is not None
-        of_row: Vector = self._owner[drawn.ids]
+        of_row = np.take(self._owner, ids, out=share.arrays["of_row"][: ids.size], mode="clip")
         of_row[: seeds.size] = self._seeds.ranks_of(seeds)
         return of_row
 
@@ -325,32 +328,29 @@ class SampledFeed:
                 types = place.relations[number].types[: values.size]
                 self._values.relations.write(targets, hop, values, types, place.by_type)
                 # Of a shared batch, edges are dealt first.
-                if self._owner is None:
+                if place.share is None:
                     ordered = place.relations[number].of(hop.indptr, hop.indices, values)
         if hop.transposed is not None:
             indptr_t, indices_t, order = hop.transposed
             values_t = None
             if values is not None:
-                values_t = _in_order(values, order, place.values_t[number][: order.size])
+                values_t = in_order(values, order, place.values_t[number][: order.size])
             if types is not None:
                 types_t = place.relations_t[number].types[: order.size]
                 for start in range(0, order.size, TAKEN):  # NumPy converts places to 64 bits
                     some = slice(start, start + TAKEN)
                     np.take(types, order[some], out=types_t[some], mode="clip")
-                if self._owner is None:
+                if place.share is None:
                     ordered_t = place.relations_t[number].of(indptr_t, indices_t, values_t)
             back = BlockEdges(indptr_t, indices_t, values_t, types=types_t, relations=ordered_t)
         return BlockEdges(hop.indptr, hop.indices, values, back, types, relations=ordered)
 
-    def _scales(self, rows: dict[RowSet, Vector], edges: Any, drawn: Drawn, place: _Place) -> dict[RowSet, Scales]:
-        """Return S_r and S_c of every row set: of the whole graph, or of the degrees in the batch."""
-        norm = self._norm
-        if norm is None or norm.norm == "none":
+    def _scales(self, rows: Mapping[RowSet, Vector], ids: Vector, place: _Place) -> dict[RowSet, Scales]:
+        """Return S_r and S_c of the whole graph for every row set; ids: of the input's rows, with which they all begin."""
+        if self._norm is None:
             return dict.fromkeys(rows, (None, None))
-        if self._values.sample.weights == "block":
-            return {name: self._of_block(name, edges, ids.size, norm.norm) for name, ids in rows.items()}
-        both = norm.of(drawn.ids, place.scales)
-        row, col = ({name: None if s is None else s[: ids.size] for name, ids in rows.items()} for s in both)
+        both = self._norm.of(ids, place.scales)
+        row, col = ({name: None if s is None else s[: mine.size] for name, mine in rows.items()} for s in both)
         return {name: (row[name], col[name]) for name in rows}
 
     def _of_block(self, name: RowSet, edges: Any, size: int, norm: str) -> Scales:

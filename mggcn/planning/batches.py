@@ -11,6 +11,7 @@ from mggcn.blocks.capacities import hops_of, shared_hops
 from mggcn.blocks.draws import By, Draws, bounds
 from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.relation_order import RelationPlan
+from mggcn.blocks.shared import SharePlan
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError
@@ -275,7 +276,6 @@ def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, input
     gathered.
     """
     real, drawn = ITEM_BYTES[REAL[config.run.precision]], stack.together or stack.capacities
-    gathered = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision])
     valued = config.model.typed or _is_valued(config, shape)
     counts = [size.edges for hop, size in enumerate(reversed(drawn)) for _ in range(1 + (hop < back))]
     typed = 0
@@ -283,31 +283,26 @@ def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, input
         of: dict[str, Any] = {"relations": shape.num_relations, "block_rows": BLOCK_ROWS}
         of["real"] = scale_dtype(config.run.precision)
         typed = sum(RelationPlan(edges=count, **of).nbytes for count in counts) + 8 * shape.num_relations
-    # Degrees of blocks are counted anew in every step, in double precision.
-    norm = real if config.sample.weights != "block" else DEGREE_BYTES
+    gathered = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision])
     one = slot_plan(config, shape, stack, back).nbytes + real * valued * sum(counts) + typed
-    one += inputs * (gathered.nbytes + 4 * gathered.rows) + norm * drawn[0].sources
-    # What a rank keeps of a shared batch has scales for rows and for columns.
-    one += _part_bytes(config, stack, back, real * valued + 4 * config.model.typed, max(norm, 2 * real))
+    one += inputs * (gathered.nbytes + 4 * gathered.rows)
+    # Degrees of blocks are counted anew in every step, in double precision.
+    one += DEGREE_BYTES * drawn[0].sources if config.sample.weights == "block" else real * gathered.rows
+    if stack.together:
+        one += share_plan(config, shape, stack, back).nbytes
     kept = real * shape.num_vertices * (shape.weighted or config.model.self_loops)
     order = ORDER_BYTES + DRAWN_BYTES * (config.sample.deal == "by-class")
     training = order * (shape.num_training or shape.num_vertices)
     return (config.sample.ahead + 1) * one + kept + training + shape.copied_bytes
 
 
-def _part_bytes(config: Config, stack: Stack, back: int, edge: int, norm: int) -> int:
-    """Return the bytes of a rank's part of a batch that ranks share, and of the pass over all edges that makes it.
-
-    edge: bytes of what an edge counts; norm: of the scales of a row.
-    """
-    if not stack.together:
-        return 0
-    part = making = 0
-    for hop, (size, whole) in enumerate(zip(reversed(stack.capacities), reversed(stack.together), strict=True)):
-        for rows in (size.targets, size.sources)[: 1 + (hop < back)]:
-            part += (4 + edge) * size.edges + 16 * (rows + 1)
-        part += 4 * (size.sent + size.sent_back) + (8 + norm) * size.sources
-        # The rank of each edge's row, and which rows each rank reads, both ways; of a rank's edges, places and columns.
-        reads = config.run.ranks * (whole.sources + whole.targets)
-        making = max(making, 4 * whole.edges + 32 * size.edges + 24 * whole.sources + reads)
-    return part + making
+def share_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> SharePlan:
+    """Return what the memory of a rank's part depends on, where ranks share a batch. back: as for `slot_plan`."""
+    return SharePlan(
+        capacities=tuple(reversed(stack.capacities)),
+        together=tuple(reversed(stack.together)),
+        exchanged=tuple(block in stack.exchanged for block in reversed(stack.blocks)),
+        ranks=config.run.ranks,
+        transposed=back,
+        value_bytes=ITEM_BYTES[REAL[config.run.precision]] * (_is_valued(config, shape) or config.model.typed),
+    )

@@ -66,7 +66,7 @@ def test_products(run: Callable[..., Record]) -> None:
     assert all(row["left_out"] == {} for row in found["measured"])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_epochs_beside_peers(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.peers import epochs as peers_epochs
 
@@ -115,7 +115,7 @@ def test_epochs_by_settings(what: str, run: Callable[..., Record], monkeypatch: 
     assert list(row["seconds"]) == list(chosen[what][1])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_variants(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "CASES", {"some": Case("arxiv-like", (8,))})
     found = run("cpu.variants", "--epochs", "5", "--rounds", "1", shared="cache data")

@@ -57,6 +57,14 @@ SMALL: dict[str, tuple[Callable[[], Graph], list[str]]] = {
         lambda: graph_of(pattern("random", N, 1)),
         ["--batch", "2", "--ranks", "3", "--set", "model.norm_layer=batch"],
     ),
+    "ranks that share a batch of two": (
+        lambda: graph_of(pattern("random", N, 1)),
+        ["--batch", "2", "--ranks", "3", "--set", "run.batches=cooperative"],
+    ),
+    "ranks that share a star": (
+        lambda: graph_of(pattern("star", N, 1)),
+        ["--ranks", "3", "--set", "run.batches=cooperative", "--set", "sample.plan=run"],
+    ),
     "a batch of everything": (lambda: graph_of(pattern("random", N, 1)), ["--batch", "1000", "--fanout", "all,all"]),
     "every choice left open": (
         lambda: graph_of(pattern("random", N, 1)),

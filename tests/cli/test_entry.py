@@ -167,6 +167,7 @@ def test_commands_without_docstrings(command: tuple[str, ...]) -> None:
     assert done.stdout
 
 
+@pytest.mark.full
 def test_a_run_without_docstrings(store: Path, tmp_path: Path) -> None:
     """Fails if `python -OO` cannot train, report and predict, whose modules are imported when they are used."""
     run = str(tmp_path / "run")

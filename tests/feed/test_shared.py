@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mggcn.assemble.rank import Rank
+from mggcn.blocks.block import Capacity
+from mggcn.blocks.shared import Part, Share
 from mggcn.config import Config
-from mggcn.feed.batch import BlockEdges
-from mggcn.feed.shared import Reads
 from mggcn.graph.csr import Graph
 from tests.feed.test_blocks import MODELS, graph_of
 from tests.feed.test_sampled import grads_of, sampled
@@ -136,12 +136,14 @@ def test_a_step_that_is_too_large_comes_in_halves_on_every_rank() -> None:
 
     def body(rank: Rank) -> Any:
         feed: Any = rank.feed
-        sizes = feed.stack.capacities
-        feed.stack = dataclasses.replace(feed.stack, capacities=tuple(cut(size) for size in sizes))
+        for place in feed._places:
+            place.share.plan = dataclasses.replace(
+                place.share.plan, capacities=tuple(map(cut, place.share.plan.capacities))
+            )
         count = sum(1 for _ in feed.epoch(1, 0))
         return rank.trainer.gradients(0), grads_of(rank), count / feed.num_steps
 
-    def cut(size: Any) -> Any:
+    def cut(size: Capacity) -> Capacity:
         return dataclasses.replace(size, edges=size.edges // 2)
 
     whole, found = first_step(config, graph_of()), on_ranks(config, graph_of(), body)
@@ -169,17 +171,15 @@ def test_extents_of_drawn_batches_are_planned() -> None:
 @pytest.mark.parametrize("fault", ["another row is sent", "another rank's row is read"])
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first test fails if a rank sends or reads other rows than the ones it should."""
-    of_rank = Reads.of_rank
+    cut = Share.cut
 
-    def wrong(self: Reads, rank: int) -> BlockEdges:
-        edges = of_rank(self, rank)
-        assert edges.remote is not None
-        remote = edges.remote
+    def wrong(self: Share, *arguments: Any) -> Part:
+        part = cut(self, *arguments)
         if fault == "another row is sent":
-            return dataclasses.replace(edges, remote=dataclasses.replace(remote, rows=remote.rows[::-1].copy()))
-        read = dataclasses.replace(remote.edges, indices=remote.edges.indices[::-1].copy())
-        return dataclasses.replace(edges, remote=dataclasses.replace(remote, edges=read))
+            return part._replace(sent=part.sent[::-1].copy())
+        part.indices[int(part.near[-1]) :] = part.indices[int(part.near[-1]) :][::-1].copy()
+        return part
 
-    monkeypatch.setattr(Reads, "of_rank", wrong)
+    monkeypatch.setattr(Share, "cut", wrong)
     with pytest.raises(AssertionError):
         test_gradients_are_those_of_batches_of_their_own("gcn-wide", 2)

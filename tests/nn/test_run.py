@@ -130,7 +130,7 @@ def test_the_first_error_comes_back(transport: str) -> None:
     ("body", "message"),
     [
         (leave, "rank 1 ended with exit code 7 and did not say why; its output is above"),
-        (leave_in_silence, "rank 0 exited with code 0 before the work was done"),
+        pytest.param(*(leave_in_silence, "rank 0 exited with code 0 before the work was done"), marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_vanishes_is_named(body: Callable[[PartitionedGraph], None], message: str) -> None:

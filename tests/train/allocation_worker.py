@@ -55,6 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "batches-full": {"batch": 400, "first": "full", "kind": "sage", "aggregator": "mean", "dropout": 0.5},
     "batches-rgcn": {"batch": 400, "kind": "rgcn", "bases": 4, "by_type": True},
     "two-ranks-batches": {"batch": 400, "ranks": 2, "norm_layer": "batch"},
+    "two-ranks-shared-batches": {"batch": 400, "ranks": 2, "batches": "cooperative", "kind": "gat", "heads": 4},
     "bf16": {"precision": "bf16", "dropout": 0.5},
     "two-ranks": {"ranks": 2},
     "two-ranks-dropout": {"ranks": 2, "dropout": 0.5},
@@ -94,7 +95,9 @@ class Greedy:
 def config_of(case: str) -> Config:
     chosen = {"optimizer": "adam", **CASES[case]}
     given = {
-        name: chosen.pop(name) for name in ("features", "products", "strategy", "delay", "precision") if name in chosen
+        name: chosen.pop(name)
+        for name in ("features", "products", "strategy", "delay", "precision", "batches")
+        if name in chosen
     }
     ranks, batch = chosen.pop("ranks", 1), chosen.pop("batch", 0)
     drawn = {name: chosen.pop(name) for name in ("first", "by_type") if name in chosen}

@@ -287,8 +287,7 @@ print(peak() - before, sum(locality_nbytes(graph.num_vertices, graph.num_edges, 
 
 
 @pytest.mark.full
-@pytest.mark.covering(0)
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("symmetric", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_memory_is_as_planned(symmetric: bool, tmp_path: Path) -> None:
     """Fails if more is held than the plan says, such as the whole graph, or the plan asks for many times too much."""
     graphs = rmat(scale=18, edge_factor=9, seed=5, symmetric=symmetric), graph_of(dense_of("directed"))

@@ -189,7 +189,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest="slow")
 @needs_pymetis
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_metis_ends_with_the_command(how: signal.Signals, large: Path) -> None:
@@ -235,9 +235,8 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, memory.leas
 
 
 @pytest.mark.full
-@pytest.mark.covering(0)
 @needs_pymetis
-@pytest.mark.parametrize("name", ["cnr_2000", "blogcatalog"])
+@pytest.mark.parametrize("name", ["cnr_2000", pytest.param("blogcatalog", marks=pytest.mark.slow)])
 def test_memory_is_as_planned(name: str, data_root: Path, tmp_path: Path) -> None:
     """Fails if METIS takes more memory than the plan says, or the plan refuses what would fit."""
     write_store(open_store(data_root / name), tmp_path / name)
