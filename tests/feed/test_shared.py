@@ -183,3 +183,10 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Share, "cut", wrong)
     with pytest.raises(AssertionError):
         test_gradients_are_those_of_batches_of_their_own("gcn-wide", 2)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin"])
+def test_a_first_layer_in_full(name: str) -> None:
+    """Fails if A X, or X beside it, is of other rows than a rank's own."""
+    config = sampled(3, MODELS[name] | {"hidden": (6, 6)}, (3, 3, 3), first="full")
+    compare(first_step(shared(config), graph_of()), first_step(config, graph_of()))
