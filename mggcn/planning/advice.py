@@ -42,6 +42,18 @@ def require_fit(plan: RunPlan, limit: int, room: Room | None = None) -> None:
     )
 
 
+def require_pinned(plan: RunPlan, ranks: int, free: int) -> None:
+    """Raise PlanError if the batches that wait for GPUs, of so many ranks on a host, need more memory than it has free."""
+    need = ranks * plan.largest.pinned_bytes
+    if need > free:
+        sample = plan.config.sample
+        fewer = f"sample.ahead below {sample.ahead}, " if sample.ahead else ""
+        raise PlanError(
+            f"batches on their way to GPUs need {human(need)} of the host's memory, pinned, but {human(free)} are free; "
+            f"set {fewer}fewer ranks, or smaller sample.batch or sample.fanout"
+        )
+
+
 def smallest_ranks(plan: RunPlan, limit: int) -> int:
     """Return the smallest number of ranks, each with `limit` bytes, that fits; the plan's own if none smaller does."""
     own = plan.config.run.ranks

@@ -31,7 +31,7 @@ from mggcn.assemble.plan import (
 from mggcn.backend.cpu.machine import processor_name
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
-from mggcn.comm.rank import torchrun_env, torchrun_main
+from mggcn.comm.rank import num_gpus_used, torchrun_env, torchrun_main
 from mggcn.config import Config
 from mggcn.errors import ConfigError, printable
 from mggcn.graph.csr import Graph
@@ -39,8 +39,9 @@ from mggcn.graph.splits import check_split
 from mggcn.graph.store import graph_sha256, open_store, store_folder
 from mggcn.host import python
 from mggcn.memory.device import DEVICES, launching, not_captured
+from mggcn.memory.units import free_bytes
 from mggcn.partition.base import Partition
-from mggcn.planning.advice import require_fit
+from mggcn.planning.advice import require_fit, require_pinned
 from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shared import Shared
@@ -104,6 +105,9 @@ def plan_that_fits(
     plan, partition = plan_graph(config, graph, shared=shared)
     limit = config.run.memory_limit or memory_limit(config) // at_once
     require_fit(plan, limit, room_of(config) if at_once == 1 else None)
+    run = config.run
+    here = run.ranks if run.transport == "threads" else num_gpus_used(run.ranks, run.transport)
+    require_pinned(plan, here, free_bytes() // at_once)
     return plan, partition, choice
 
 

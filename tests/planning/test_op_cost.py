@@ -17,7 +17,9 @@ from mggcn.backend.norms import NormKernels
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
 from mggcn.cost.machine import find_machine
 from mggcn.cost.work import Work
+from mggcn.errors import PlanError
 from mggcn.model.kinds import norms
+from mggcn.planning.advice import require_pinned
 from mggcn.planning.cost_text import summed_widths
 from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, items_by_op
 from tests.graphs import make_graph, on_ranks, pattern
@@ -153,7 +155,13 @@ def test_batches_on_gpus_are_priced(ranks: int) -> None:
     features = 512 * stack.capacities[0].sources
     assert features / 50e9 < cost.batch.upload_s < 1.2 * features / 50e9
     assert cost.step_s == max(cost.train.seconds, cost.batch.upload_s, cost.batch.sample_s / 2)
-    assert plan.ranks[0].pinned_bytes > 3 * features
+    need = plan.ranks[0].pinned_bytes
+    assert need > 3 * features
+    require_pinned(plan, ranks, ranks * need)
+    with pytest.raises(
+        PlanError, match=r"of the host's memory, pinned, but .* are free; set sample.ahead below 2, fewer"
+    ):
+        require_pinned(plan, ranks, ranks * need - 1)
     assert 2 * features < plan.ranks[0].regions["batches on their way"] < 2.5 * features
     mean = tuple((size.sources // 2, size.edges // 2) for size in stack.capacities)
     drawn = batch_cost(dataclasses.replace(plan, stack=dataclasses.replace(stack, mean=mean)), machine)

@@ -18,6 +18,7 @@ from mggcn.backend.cuda.capture import WARM_CALLS
 from mggcn.config import Config
 from mggcn.feed.batch import Batch
 from mggcn.graph.csr import Graph
+from mggcn.memory.device import not_captured
 from mggcn.train.padded import PaddedLoader
 from tests.devices import EMULATED, GPU, share_of_plan, taken_on_gpus
 from tests.emulator.capture import Allocator, CaptureDevice, stand_in
@@ -27,6 +28,8 @@ from tests.feed.test_blocks import MODELS, graph_of
 from tests.feed.test_parts import planned
 from tests.feed.test_sampled import sampled
 from tests.graphs import make_graph, on_ranks, pattern
+from tests.model.test_rgcn import typed_graph
+from tests.train import test_links
 from tests.train.tasks import TASKS, labelled
 
 EPOCHS = 2
@@ -178,6 +181,28 @@ def test_steps_are_recorded_once_and_parts_run_beside(monkeypatch: pytest.Monkey
     assert device.replays == steps - WARM_CALLS
     for one, other in zip(found, whole, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("what", ["relations", "shared", "links", "links of the whole graph"])
+def test_steps_that_differ_are_not_recorded(what: str) -> None:
+    """Fails if a step is recorded whose sizes are others with every batch: relations, rows that ranks exchange, pairs."""
+    ranks, model = (1, {"kind": "rgcn", "hidden": (8,)}) if what == "relations" else (2, MODELS["gcn"])
+    config, graph = config_of(model, ranks, "cuda"), typed_graph("random") if what == "relations" else graph_of()
+    if what.startswith("links"):
+        sample = {"batch": 14, "fanout": (3, 2)} if what == "links" else {}
+        config = test_links.config_of(run={"device": "cuda", "precision": "fp32"}, sample=sample)
+        graph = test_links.graph_of()
+    if what == "shared":
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, batches="cooperative"))
+
+    def losses(rank: Rank) -> Any:
+        return [rank.trainer.step(epoch) for epoch in range(2)], rank.trainer.states["epoch"]
+
+    found, state = on_ranks(config, graph, losses, device_of=lambda *_: StrictDevice(seed=5))[0]
+    assert state == "eager"
+    on_cpu = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cpu"))
+    np.testing.assert_allclose(found, on_ranks(on_cpu, graph, losses)[0][0], rtol=2e-5)
+    assert not_captured(config, graph.task)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
