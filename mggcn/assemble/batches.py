@@ -81,7 +81,7 @@ def sampled_feed(
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
     back = hops_back(plan.ranks[rank].values.training, stack)
     slots = slot_plan(config, plan.shape, stack, back)
-    pinned = pads_batches(config, graph.task)
+    pinned = pads_batches(config)
 
     def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = backend.pinned(count * np.dtype(dtype).itemsize).numpy().view(dtype)

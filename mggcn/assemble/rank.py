@@ -40,7 +40,7 @@ from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.rows.shard import ShardOptions, build_shard
-from mggcn.planning.batches import hops_back, padded_layout, pads_batches
+from mggcn.planning.batches import padded_layout, pads_batches
 from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -165,7 +165,7 @@ def make_rank(
         runtime.annotate = counted.annotate = record_function
     choice = _thread_choice(config, backend, first)
     # Pairs of vertices are others in every step.
-    alike = not graph.links and (feed.stack is None or pads_batches(config, graph.task))
+    alike = not graph.links and (feed.stack is None or pads_batches(config))
     ranking: RankingScores | LinkScores | None = _ranking_scores(context, inputs)
     if graph.links:
         load = pair_loader(config, graph, runtime, load).load
@@ -206,8 +206,8 @@ def _loader(
         whole = runtime.inputs.target
         whole = unweighted(whole) if config.sample.deal == "by-class" else whole
         targets = StepTargets(graph, whole, config.train, context.shard_options.dtype)
-    if targets is not None and pads_batches(config, graph.task):
-        layout = padded_layout(config, context.plan.shape, stack, hops_back(plan.values.training, stack))
+    if targets is not None and pads_batches(config):
+        layout = padded_layout(config, context.plan.shape, stack, plan.values)
         return PaddedLoader(runtime, layout, rows, norm, targets, dtype, config.sample.ahead).load
     loader = BatchLoader(
         runtime=runtime,

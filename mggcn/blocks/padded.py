@@ -35,8 +35,9 @@ class PaddedLayout:
     """What the bytes of a batch on a device depend on.
 
     transposed: blocks, from the seeds on, whose out-edges are kept too. real: type of scales and of what edges count;
-    valued: whether edges count other than one. row_scaled, col_scaled: whether the model has S_r, S_c. feature_bytes: of a
-    padded row of features. labels: type, and columns, of the target of a seed.
+    valued: whether edges count other than one. row_scaled, col_scaled: whether the model has S_r, S_c. inputs: what is
+    gathered for the rows of the input, features, sums of them or both; feature_bytes: of a padded row of one. labels: type,
+    and columns, of the target of a seed.
     """
 
     stack: Stack
@@ -45,6 +46,7 @@ class PaddedLayout:
     valued: bool
     row_scaled: bool
     col_scaled: bool
+    inputs: tuple[str, ...]
     feature_bytes: int
     labels: tuple[str, int]
 
@@ -56,7 +58,9 @@ class PaddedLayout:
         """Yield the name, type and length of every array; those of a row set or a block end with its number."""
         rows, seeds = tuple(self.stack.rows.values()), self.stack.capacities[-1].targets
         dtype, columns = self.labels
-        yield from (("ids", "int64", rows[0]), ("features", "uint8", rows[0] * self.feature_bytes))
+        yield "ids", "int64", rows[0]
+        for name in self.inputs:
+            yield name, "uint8", rows[0] * self.feature_bytes
         yield from (("labels", dtype, seeds * columns), ("mask", "uint8", seeds), ("scale", "float64", 1))
         for number, count in enumerate(rows):
             yield f"counted{number}", "uint8", count

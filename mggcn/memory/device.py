@@ -81,11 +81,9 @@ def runs_nccl(run: RunConfig) -> bool:
     return run.transport == "nccl" or (run.transport == "auto" and run.ranks > 1 and not DEVICES[run.device].is_host)
 
 
-def not_captured(config: Config, task: str = "") -> str:
+def not_captured(config: Config) -> str:
     """Return why a GPU's steps are launched op by op, not as one captured CUDA graph each; "" if they are captured."""
     run = config.run
-    if task == "links":
-        return "pairs of vertices are others in every step"
     if run.timeline:
         return "the timeline measures each op"
     if run.transport == "threads":
@@ -101,10 +99,10 @@ def not_captured(config: Config, task: str = "") -> str:
     )
 
 
-def launching(config: Config, task: str = "") -> str:
+def launching(config: Config) -> str:
     """Return in words how a GPU's epochs or steps are launched; "" for a device that computes during each call."""
     if DEVICES[config.run.device].is_host:
         return ""
     a_step, two = ("a step", "two steps") if config.sample.batch else ("an epoch", "two epochs")
-    reason = not_captured(config, task)
+    reason = not_captured(config)
     return f"{a_step} is " + (f"launched op by op: {reason}" if reason else f"captured as a CUDA graph after {two}")

@@ -19,6 +19,7 @@ from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DEVICES, REAL, STORAGE, scale_dtype
 from mggcn.memory.units import human
 from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.network import Values
 from mggcn.model.values import Graph
 from mggcn.planning.links import seeds_of_one
 from mggcn.planning.shape import GraphShape
@@ -228,27 +229,28 @@ def mean_stack(stack: Stack) -> Stack:
     return Stack(stack.blocks, tuple(sizes))
 
 
-def pads_batches(config: Config, task: str) -> bool:
+def pads_batches(config: Config) -> bool:
     """Return whether batches are filled up to the most that a step may have, so that all steps have the same sizes: those
     of a GPU. Those of R-GCN are not: a relation has as many rows as a batch happens to have. Nor are those that ranks
-    share, which exchange other numbers of rows in every step, pairs that links are predicted for, nor a first layer's sums.
+    share, which exchange other numbers of rows in every step.
     """
-    varies = config.model.typed or config.shares_batches or task == "links" or config.sample.first == "full"
+    varies = config.model.typed or config.shares_batches
     return bool(config.sample.batch) and not DEVICES[config.run.device].is_host and not varies
 
 
-def padded_layout(config: Config, shape: GraphShape, stack: Stack, back: int) -> PaddedLayout:
-    """Return what a batch takes on a GPU. back: as for `slot_plan`."""
-    model, precision = config.model, config.run.precision
+def padded_layout(config: Config, shape: GraphShape, stack: Stack, values: Values) -> PaddedLayout:
+    """Return what a batch takes on a GPU."""
+    model, precision, first = config.model, config.run.precision, values.first
     normed = model.norm if model.aggregates else "none"
     real = scale_dtype(precision)
     return PaddedLayout(
         stack=stack,
-        transposed=back,
+        transposed=hops_back(values.training, stack),
         real=real,
         valued=_is_valued(config, shape),
         row_scaled=normed != "none",
         col_scaled=normed == "symmetric",
+        inputs=(*["features"] * (first is None or first.itself), *["sums"] * (first is not None)),
         feature_bytes=BufferSpec("", 1, shape.num_features, STORAGE[precision]).nbytes,
         labels=("int32", 1) if shape.task == "classes" else (real, shape.num_classes),
     )
@@ -260,12 +262,9 @@ def _is_valued(config: Config, shape: GraphShape) -> bool:
     return stored or (is_corrected(config) and config.sample.weights != "block")
 
 
-def device_bytes(config: Config, shape: GraphShape, stack: Stack, back: int) -> int:
-    """Return the bytes of the batches on a GPU: that of the step, and the next one, which is sent meanwhile.
-
-    back: as for `slot_plan`.
-    """
-    return padded_layout(config, shape, stack, back).nbytes * (1 + (config.sample.ahead > 0))
+def device_bytes(config: Config, shape: GraphShape, stack: Stack, values: Values) -> int:
+    """Return the bytes of the batches on a GPU: that of the step, and the next one, which is sent meanwhile."""
+    return padded_layout(config, shape, stack, values).nbytes * (1 + (config.sample.ahead > 0))
 
 
 def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, inputs: int = 1) -> int:

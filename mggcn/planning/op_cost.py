@@ -27,7 +27,7 @@ from mggcn.model.kinds.norms import BatchNorm, BatchNormGrad, LayerNorm, LayerNo
 from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
-from mggcn.planning.batches import hops_back, mean_stack, padded_layout
+from mggcn.planning.batches import mean_stack, padded_layout
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 
@@ -78,11 +78,11 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     stack, config, shape, device = plan.stack, plan.config, plan.shape, machine.device
     if stack is None or not config.sample.batch:
         return None
-    drawn, back = mean_stack(stack), hops_back(plan.ranks[0].values.training, stack)
+    drawn = mean_stack(stack)
     # Ranks that share a batch each draw all of it.
     edges = sum(size.edges for size in stack.together or drawn.capacities)
-    layout = padded_layout(config, shape, drawn, back)
-    sample = Sample(drawn.capacities[0].sources, edges, layout.feature_bytes)
+    layout = padded_layout(config, shape, drawn, plan.ranks[0].values)
+    sample = Sample(drawn.capacities[0].sources, edges, layout.feature_bytes * len(layout.inputs))
     return BatchCost(
         sample_s=sample.seconds,
         upload_s=layout.nbytes / device.upload if device.upload else 0.0,

@@ -63,7 +63,7 @@ def opening_lines(
         lines.append(
             reason or "strategy and order are those of the settings; --strategy auto --order auto compares all"
         )
-    if how := launching(config, plan.shape.task):
+    if how := launching(config):
         lines.append(how)
     peak = f"predicted peak {human(plan.largest.total_bytes)} of {human(limit)} per rank"
     with suppress(MggcnError):  # without rates no seconds are predicted, as the last line says

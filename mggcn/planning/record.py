@@ -53,7 +53,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "reasons": layer_reasons(plan),
         "rewrites": list(first.values.explained),
         "training_rows": [_rows_dict(rows) for rows in first.rows],
-        "launching": launching(plan.config, plan.shape.task),
+        "launching": launching(plan.config),
         "figures": plan.figures.to_dict(),
         "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
         "programs": {p.name: [op.label for op in p.ops] for p in first.programs.all},

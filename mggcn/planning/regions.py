@@ -161,7 +161,7 @@ class RankSizes:
         entry, drawn = 4 + (self.item if weighted else 0), Counter({} if typed and not host else self.drawn)
         matrices = (Counter(self.forward) + Counter(self.backward) - drawn).items()
         total = self.index_bytes + sum(count * (m.nnz * entry + (m.rows + 1) * 8) for m, count in matrices)
-        if not DEVICES[self.config.run.device].is_host and not pads_batches(self.config, self.shape.task):
+        if not DEVICES[self.config.run.device].is_host and not pads_batches(self.config):
             total += sum(count * (m.nnz * (4 + self.item) + (m.rows + 1) * 8) for m, count in drawn.items())
         return total + (sum(count * self._by_relation(m).index_bytes for m, count in matrices) if typed else 0)
 
@@ -239,7 +239,7 @@ class RankSizes:
     def _kernel_regions(self, panel: int) -> dict[str, int]:
         """Bytes that a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
         # Those of batches that are filled up have no long rows in their schedules, and no hubs.
-        even = self.drawn if pads_batches(self.config, self.shape.task) else {}
+        even = self.drawn if pads_batches(self.config) else {}
         matrices, width = self._matrices(even), self._widest(panel)
         workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices), default=0)
         schedules = sum(count * schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices)

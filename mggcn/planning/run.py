@@ -294,10 +294,10 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     if config.sample.batch and common.stack is not None:
         back = hops_back(values.training, common.stack)
         on_host = feed_bytes(config, shape, common.stack, back, values.inputs)
-        pinned = on_host if pads_batches(config, shape.task) else 0
+        pinned = on_host if pads_batches(config) else 0
         # Beside them the gradients of a step's parts.
         regions["batches on their way"] = sizes.gradient_bytes + (
-            device_bytes(config, shape, common.stack, back) if pinned else on_host
+            device_bytes(config, shape, common.stack, values) if pinned else on_host
         )
     if pairs is not None:
         regions["pairs and their scores"] = pair_bytes(config, shape, pairs)

@@ -62,7 +62,7 @@ def render(
         *_regions(plan, rank),
         "",
         *_epoch(rank, "step" if plan.config.sample.batch else "epoch"),
-        *([f"  {how}"] if (how := launching(config, plan.shape.task)) else []),
+        *([f"  {how}"] if (how := launching(config)) else []),
     ]
     if len(plan.ranks) > 1:
         lines += ["", *_ranks(plan), "", *_tiles(plan)]

@@ -244,7 +244,7 @@ def result_of(
         "arena_bytes": rank.plan.arena_bytes,
         "bytes_sent_per_epoch": rank.plan.bytes_sent(rank.plan.train),
         "bytes_sent": rank.comm.bytes_sent,
-        **captures(config, trainer.states, graph.task),
+        **captures(config, trainer.states),
         "versions": versions_of(config, trainer.runtime.backend.name),
         "graph_sha256": graph_sha256(graph),
     }
@@ -268,11 +268,11 @@ def versions_of(config: Config, device: str) -> dict[str, Any]:
     }
 
 
-def captures(config: Config, states: Mapping[str, str], task: str = "") -> dict[str, Any]:
+def captures(config: Config, states: Mapping[str, str]) -> dict[str, Any]:
     """Return how epochs and evaluations were launched on a GPU, and why not as CUDA graphs; {} for other devices."""
     if not launching(config):
         return {}
-    eager = f"eager: {not_captured(config, task) or 'fewer than three were run'}"
+    eager = f"eager: {not_captured(config) or 'fewer than three were run'}"
     return {"captured": {what: eager if state == "eager" else state for what, state in states.items()}}
 
 

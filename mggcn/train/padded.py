@@ -63,21 +63,22 @@ class PaddedLoader:
         self._read = backend.allocate(layout.nbytes)
         self._sent = backend.allocate(layout.nbytes) if ahead else self._read
         self._arrays = _arrays(self._sent, layout)
-        self._dense = self._rows_of_features(self._arrays, dtype)
+        self._inputs = {name: self._rows_of_input(self._arrays[name], dtype) for name in layout.inputs}
         self._labels = _PinnedLabels(backend, layout, ahead + 2)
         self._taken: Event | None = None
         """The point from which the next batch may be sent: None before the first."""
         self._bind(_arrays(self._read, layout), dtype)
 
-    def _rows_of_features(self, arrays: Arrays, dtype: str) -> Tensor:
-        """Return the features (V, D) of the input's rows in an array of bytes."""
-        flat, size = arrays["features"].view(DTYPES[dtype]), self._stack.capacities[0].sources
+    def _rows_of_input(self, array: Tensor, dtype: str) -> Tensor:
+        """Return the features (V, D) of the input's rows, or sums of them, in an array of bytes."""
+        flat, size = array.view(DTYPES[dtype]), self._stack.capacities[0].sources
         ld = self._layout.feature_bytes // flat.itemsize
         return flat.as_strided((size, self._features.num_features), (ld, 1))
 
     def _bind(self, arrays: Arrays, dtype: str) -> None:
         """Have the training program read these arrays."""
-        runtime, stack, dense = self.runtime, self._stack, self._rows_of_features(arrays, dtype)
+        runtime, stack = self.runtime, self._stack
+        inputs = {name: self._rows_of_input(arrays[name], dtype) for name in self._layout.inputs}
         target = self._targets.target(self._label_rows(arrays), arrays["mask"], 0.0, arrays["scale"])
         rows = {
             name: Rows(
@@ -85,7 +86,8 @@ class PaddedLoader:
                 row_scale=arrays.get(f"row_scale{number}"),
                 col_scale=arrays.get(f"col_scale{number}"),
                 counted=arrays[f"counted{number}"],
-                dense=dense[:count],
+                dense=inputs["features"][:count] if "features" in inputs else None,
+                sums=inputs["sums"][:count] if "sums" in inputs else None,
                 target=target if name == stack.seeds else None,
             )
             for number, (name, count) in enumerate(stack.rows.items())
@@ -133,7 +135,7 @@ class PaddedLoader:
         for name, array in labels.items():
             self._put(name, array)
         self._arrays["mask"][labels["mask"].shape[0] :].zero_()
-        self._send_features(batch)
+        self._send_inputs(batch)
         for number, row_set in enumerate(self._stack.rows):
             counted, size = self._arrays[f"counted{number}"], batch.rows[row_set].size
             counted[:size].fill_(1)
@@ -145,15 +147,19 @@ class PaddedLoader:
             if self._layout.is_transposed(number):
                 self._send_edges(f"_t{number}", edges.transposed or transposed(edges, count))
 
-    def _send_features(self, batch: Batch) -> None:
-        ids = batch.rows[self._stack.blocks[0].sources]
+    def _send_inputs(self, batch: Batch) -> None:
+        """Copy ids, and what was gathered. Raises: PlanError for sums that the feed has not."""
+        ids, given = batch.rows[self._stack.blocks[0].sources], {"features": batch.features, "sums": batch.sums}
         self._put("ids", torch.from_numpy(ids))
-        out, found = self._dense[: ids.size], batch.features
-        if found is None:
-            found = torch.from_numpy(self._features.gather(ids))
-        if found.stride() == out.stride():  # rows with their padding are one copy
-            out, found = padded_rows(out), padded_rows(found)
-        out.copy_(found, non_blocking=True)
+        for name, rows in self._inputs.items():
+            out, found = rows[: ids.size], given[name]
+            if found is None:
+                if name == "sums":
+                    raise PlanError("the first layer's sums are read from A X, and the feed gathers none of its rows")
+                found = torch.from_numpy(self._features.gather(ids))
+            if found.stride() == out.stride():  # rows with their padding are one copy
+                out, found = padded_rows(out), padded_rows(found)
+            out.copy_(found, non_blocking=True)
 
     def _send_scales(self, batch: Batch, name: RowSet, number: int) -> None:
         both: Scales = None, None

@@ -29,7 +29,6 @@ from tests.feed.test_parts import planned
 from tests.feed.test_sampled import sampled
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.model.test_rgcn import typed_graph
-from tests.train import test_links
 from tests.train.tasks import TASKS, labelled
 
 EPOCHS = 2
@@ -56,7 +55,7 @@ def config_of(model: dict[str, Any], ranks: int = 1, device: Literal["cpu", "cud
 def filled_up(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Have batches filled up on the CPU, too."""
     for room in ("rank", "batches"):
-        monkeypatch.setattr(f"mggcn.assemble.{room}.pads_batches", lambda config, task: bool(config.sample.batch))
+        monkeypatch.setattr(f"mggcn.assemble.{room}.pads_batches", lambda config: bool(config.sample.batch))
     return monkeypatch
 
 
@@ -116,6 +115,12 @@ def test_every_task_has_the_same_bits(task: str, filled_up: pytest.MonkeyPatch) 
 def test_scales_of_blocks_have_the_same_bits(filled_up: pytest.MonkeyPatch) -> None:
     """Fails if a row set is scaled by the degrees of another one."""
     compare(config_of(KINDS["gcn"], weights="block", draw="replace"), graph_of(), filled_up)
+
+
+@pytest.mark.parametrize("name", some(("sage", "gcn"), ("sage",)))
+def test_sums_of_the_first_layer_have_the_same_bits(name: str, filled_up: pytest.MonkeyPatch) -> None:
+    """Fails if rows of A X that only fill up are read, or A X and X change places."""
+    compare(config_of(MODELS[name], first="full"), graph_of(), filled_up)
 
 
 def test_parts_of_a_filled_up_step_add_up(filled_up: pytest.MonkeyPatch) -> None:
@@ -183,15 +188,11 @@ def test_steps_are_recorded_once_and_parts_run_beside(monkeypatch: pytest.Monkey
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
 
-@pytest.mark.parametrize("what", ["relations", "shared", "links", "links of the whole graph"])
+@pytest.mark.parametrize("what", ["relations", "shared"])
 def test_steps_that_differ_are_not_recorded(what: str) -> None:
-    """Fails if a step is recorded whose sizes are others with every batch: relations, rows that ranks exchange, pairs."""
+    """Fails if a step is recorded whose sizes are others with every batch: relations, or rows that ranks exchange."""
     ranks, model = (1, {"kind": "rgcn", "hidden": (8,)}) if what == "relations" else (2, MODELS["gcn"])
     config, graph = config_of(model, ranks, "cuda"), typed_graph("random") if what == "relations" else graph_of()
-    if what.startswith("links"):
-        sample = {"batch": 14, "fanout": (3, 2)} if what == "links" else {}
-        config = test_links.config_of(run={"device": "cuda", "precision": "fp32"}, sample=sample)
-        graph = test_links.graph_of()
     if what == "shared":
         config = dataclasses.replace(config, run=dataclasses.replace(config.run, batches="cooperative"))
 
@@ -202,7 +203,7 @@ def test_steps_that_differ_are_not_recorded(what: str) -> None:
     assert state == "eager"
     on_cpu = dataclasses.replace(config, run=dataclasses.replace(config.run, device="cpu"))
     np.testing.assert_allclose(found, on_ranks(on_cpu, graph, losses)[0][0], rtol=2e-5)
-    assert not_captured(config, graph.task)
+    assert not_captured(config)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
