@@ -95,7 +95,7 @@ def test_a_run_killed_at_any_write_goes_on_with_the_same_bits(
 )
 def test_a_full_disk_is_one_line(more: list[str], community: Path, tmp_path: Path, sample: Any) -> None:
     """Fails if a write that the disk refuses ends in a traceback, in silence, or takes a checkpoint that stood."""
-    sizes = [0, *sample((int(40 * 1.6**k) for k in range(12)), 2), 10**7]
+    sizes = [0, *sample((int(40 * 1.6**k) for k in range(12)), 2), 20_000, 10**7]
     runs = [tmp_path / f"full-{size}" for size in sizes]
     ended = run_cases(
         tmp_path,
