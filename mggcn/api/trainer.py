@@ -388,8 +388,9 @@ class Trainer:
         layer: int | None = None,
         graph: Any = None,
         vertices: Any = None,
+        pairs: Any = None,
     ) -> npt.NDArray[Any]:
-        """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order.
+        """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order; embeddings of links.
 
         Cost: one forward pass, of `vertices` over their neighbourhood.
 
@@ -403,6 +404,8 @@ class Trainer:
             vertices: The vertices whose rows are returned, in this order: ids as the graph has them, row numbers if it has
                 none, or a mask (N,). On a CPU, and by models that read no types of edges, only their neighbourhood is
                 read and computed; what that needs of the graph is kept for the next call.
+            pairs: Of a run that predicts links: ids of pairs (K, 2), whose scores float64 (K,) are returned instead, logits
+                of a link, or with `probabilities` those.
 
         Raises:
             RunError: Nothing was trained yet.
@@ -413,6 +416,13 @@ class Trainer:
         task = self._graph.task if self._module is not None else self._plan.shape.task
         if layer is not None:
             self._refuse_module("layers that it knows of; return their outputs from the module")
+        if pairs is not None:
+            alone = {"layer": layer, "classes": classes, "vertices": vertices is not None}
+            prediction_files.check_pairs(task, None, alone)
+            other = graph if graph is None or isinstance(graph, Graph) else load(graph)
+            ends = predicting.rows_of_pairs(self._graph if other is None else other, pairs)
+            scorer = self._scorer_of(weights, None, other)
+            return predicting.pair_scores(scorer, ends, self.state_dict(weights), probabilities=probabilities)
         prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
         prediction_files.check_layer(self._config.model, layer, classes=classes, probabilities=probabilities)
         graph = graph if graph is None or isinstance(graph, Graph) else load(graph)
@@ -543,6 +553,8 @@ class Trainer:
         if layer is None:
             config, graph = predicting.for_scoring(config, graph, self._plan.shape)
             plan, partition = plan_graph(config, graph)
+            if self._plan.shape.task == "links":  # embeddings need no decoder
+                tensors = predicting.weights_in(plan, tensors)
         else:
             config, graph, plan, partition = predicting.plan_layer(config, graph, self._plan.shape, layer)
             tensors = predicting.weights_in(plan, tensors)

@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute and write these alone, in this order: their ids as the store has them (row numbers, if it has "
         "none), or a file of them: .npy, also a mask, or .txt, one a line; default file: RUN/scores-selected.npy",
     )
+    parser.add_argument(
+        "--pairs",
+        metavar="FILE",
+        help="of a run that predicts links: write the scores of these pairs instead, .npy (K,): a file of their ids, .npy "
+        "(K, 2) or .txt, two a line; default file: RUN/pairs.npy",
+    )
     add_json(parser)
 
 
@@ -71,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         layer=arguments.layer,
         store=arguments.store,
         vertices=None if arguments.vertices is None else _listed(arguments.vertices),
+        pairs=None if arguments.pairs is None else _paired(arguments.pairs),
     )
     kind = "probabilities" if arguments.probabilities else "classes" if arguments.classes else "scores"
     what = kind if arguments.layer is None else f"layer-{arguments.layer}"
@@ -79,8 +86,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _listed(text: str) -> Any:
-    """Return the ids that --vertices lists, or those of a file. Raises: ConfigError."""
+def _paired(text: str) -> Any:
+    """Return the pairs of a file (K, 2). Raises: ConfigError."""
+    if Path(text).suffix not in (".npy", ".txt"):
+        raise ConfigError(f"--pairs expects a file of ids, .npy (K, 2) or .txt with two a line, got {text}")
+    found = _listed(text, "--pairs")
+    if isinstance(found, list):
+        lines = [line.split() for line in found]
+        if bad := [line for line in found if len(line.split()) != 2]:
+            raise ConfigError(f"--pairs {text} expects two ids a line, got {bad[0]!r}")
+        return np.array(lines)
+    return found
+
+
+def _listed(text: str, flag: str = "--vertices") -> Any:
+    """Return the ids that a flag lists, or those of a file. Raises: ConfigError."""
     path = Path(text)
     if path.suffix not in (".npy", ".txt"):
         return text.split(",")
@@ -90,7 +110,7 @@ def _listed(text: str) -> Any:
         return [line for line in read_text(path).splitlines() if line]
     except OSError as error:
         raise ConfigError(
-            f"--vertices {text} cannot be read: {reason(error)}; give a file of ids, or ids separated by commas"
+            f"{flag} {text} cannot be read: {reason(error)}; give a file of ids, or ids separated by commas"
         ) from error
     except (ValueError, EOFError) as error:
-        raise ConfigError(f"--vertices {text} holds no list of ids: {error}") from error
+        raise ConfigError(f"{flag} {text} holds no list of ids: {error}") from error

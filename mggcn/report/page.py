@@ -14,7 +14,7 @@ from mggcn.report.figure import format_bytes, format_count
 from mggcn.report.markup import details, escape, image, page, prose, table
 from mggcn.report.memory import RUNTIME
 from mggcn.report.run_folder import Json, RunRecord, changed_settings
-from mggcn.report.scores import class_scores, headline, score_table, show
+from mggcn.report.scores import class_scores, headline, link_scores, score_table, show
 
 _COSTS = {
     "epochs": "epochs",
@@ -43,6 +43,7 @@ def write_page(record: RunRecord, images: Mapping[str, Path], path: Path, timeli
         f'<div class="charts">{"".join(curve_charts(record))}</div>',
         *_results(record),
         *class_scores(record),
+        *link_scores(record),
         *_memory(record.plan, images.get("memory")),
         *_rank_section(record.plan, images.get("tiles")),
         *timeline,
@@ -62,7 +63,8 @@ def _subtitle(record: RunRecord) -> str:
     plan, graph = record.plan, record.plan["graph"]
     ranks = "1 rank" if plan["ranks"] == 1 else f"{plan['ranks']} ranks"
     parts = [f"{format_count(graph['num_vertices'])} vertices", f"{format_count(graph['num_edges'])} edges"]
-    parts += [f"{graph[key]:,} {key.removeprefix('num_')}" for key in ("num_features", "num_classes") if key in graph]
+    counts = {"num_features": "features"} | ({} if graph.get("task") == "links" else {"num_classes": "classes"})
+    parts += [f"{graph[key]:,} {what}" for key, what in counts.items() if key in graph]
     where = f"{ranks} on {plan['device']}, {plan['precision']}, strategy {plan['strategy']}, order {plan['order']}"
     began = str(record.job.get("began", ""))[:16].replace("T", " ")
     when = f" · {began}" if began else ""

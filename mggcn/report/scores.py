@@ -132,6 +132,17 @@ def class_scores(record: RunRecord) -> Iterable[str]:
         yield f"<h3>{split}</h3>{body}" if split == shown[0] else details(f"{split} vertices", body)
 
 
+def link_scores(record: RunRecord) -> Iterable[str]:
+    """Yield the table of all scores of a run that predicts links."""
+    splits = (record.result or {}).get("links", {})
+    shown = [name for name in _SPLITS if name in splits]
+    if shown:
+        yield "<h2>Scores of links</h2>"
+        yield f"<p>{prose('Of the weights that `mggcn predict` takes, against the fixed negatives of the store.')}</p>"
+        rows = [(metric, *(show(splits[name].get(metric)) for name in shown)) for metric in splits[shown[0]]]
+        yield table(("", *shown), rows, numeric=range(1, 1 + len(shown)))
+
+
 def class_names(record: RunRecord, count: int) -> list[str]:
     """Return the names of classes or labels: the graph's, else their numbers."""
     return list(recorded_names(record.plan.get("class_names"), count)) or list(map(str, range(count)))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mggcn.assemble.plan import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
-from mggcn.config import CLASS_SETTINGS, Config
+from mggcn.config import CLASS_SETTINGS, Config, LinksConfig
 from mggcn.config.files import with_named
 from mggcn.errors import ConfigError, RunError
 from mggcn.files import reason
@@ -35,7 +35,14 @@ from mggcn.planning.shape import GraphShape
 from mggcn.runs.folder import known_plan, read_run, require_planned, seed_of_weights
 from mggcn.runs.local import in_processes, on_local_ranks
 from mggcn.runs.occupied import occupied
-from mggcn.runs.prediction_files import check_kind, check_layer, check_target, probabilities_of, write_predictions
+from mggcn.runs.prediction_files import (
+    check_kind,
+    check_layer,
+    check_pairs,
+    check_target,
+    probabilities_of,
+    write_predictions,
+)
 from mggcn.runs.weights import weights_of
 
 if TYPE_CHECKING:
@@ -57,6 +64,7 @@ def predict(
     layer: int | None = None,
     store: Path | None = None,
     vertices: Any = None,
+    pairs: Any = None,
 ) -> Path:
     """Write the scores of every vertex in the original order, (N, C) in the run's precision, as the suffix of `out` says.
 
@@ -65,17 +73,21 @@ def predict(
     layer: a hidden layer, from 1, whose outputs (N, model.hidden[layer - 1]) are written instead of scores.
     store: another one with the same features; it needs neither labels nor splits. vertices: the ids of those
     that are wanted, in this order, as of `rows_of`; where `by_neighbourhood`, in this process, nothing else is computed.
+    pairs: ids (K, 2) of pairs, whose scores float64 (K,) are written instead, logits of a link or probabilities.
     Returns the path.
     Raises: RunError if the run has no checkpoint; ConfigError for a seed that it does not have, if `out` cannot be written,
     or if the features differ.
     """
     config, plan, job = read_run(folder)
     require_planned(folder, plan)
-    name = "scores" if layer is None else f"layer-{layer}"
+    name = "pairs" if pairs is not None else "scores" if layer is None else f"layer-{layer}"
     target = out or folder / f"{name}{'' if vertices is None else '-selected'}.npy"
     trained_on = GraphShape(**plan["graph"])
     check_target(target)
-    check_kind(trained_on.task, classes=classes, probabilities=probabilities)
+    if pairs is not None:
+        check_pairs(trained_on.task, target, {"layer": layer, "classes": classes, "vertices": vertices is not None})
+    else:
+        check_kind(trained_on.task, classes=classes, probabilities=probabilities)
     check_layer(config.model, layer, classes=classes, probabilities=probabilities)
     source = store or (Path(job["store"]) if job["store"] else None)
     if source is None:
@@ -84,6 +96,7 @@ def predict(
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
     graph = open_store(source)
     check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
+    ends = None if pairs is None else rows_of_pairs(graph, pairs)
     ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
     rewritten = classes or target.suffix != ".npy"
     scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
@@ -97,7 +110,11 @@ def predict(
         "layer": layer,
     }
     try:
-        if rows is not None and by_neighbourhood(config):
+        if ends is not None:
+            state = weights_of(folder, config, weights, repeat)
+            scorer = scorer_of(config, graph, trained_on, state)
+            _save(scored, pair_scores(scorer, ends, state, probabilities=probabilities))
+        elif rows is not None and by_neighbourhood(config):
             state = weights_of(folder, config, weights, repeat)
             some = scores_by(scorer_of(config, graph, trained_on, state, layer), rows)
             _save(scored, probabilities_of(some, trained_on.task) if probabilities else some)
@@ -166,6 +183,7 @@ def predict_worker(
     else:
         config, graph = for_scoring(config, graph, trained_on)
         plan, partition = plan_graph(config, graph)
+        chosen = weights_in(plan, chosen) if trained_on.task == "links" else chosen
     rank = make_rank(config, graph, plan, partition, comm)
     rank.trainer.runtime.weights.load_state_dict(chosen)
     write_scores(comm, rank, Path(arguments["out"]), graph, arguments["probabilities"])
@@ -189,7 +207,7 @@ def check_alike(
 
 
 def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[Config, Graph]:
-    """Return a graph that is only scored, with placeholders for labels and splits, which ranks read.
+    """Return a graph that is only scored, with placeholders for labels and splits, which ranks read, and without links.
 
     trained_on: the graph that the weights come from. Raises: ConfigError as `check_alike`.
     """
@@ -205,6 +223,7 @@ def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[C
         splits={"train": everything},
         num_classes=trained_on.num_classes,
         num_relations=relations,
+        links={},
     )
     settings: dict[str, Any] = {
         "schedule": "constant",
@@ -213,7 +232,7 @@ def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[C
     }
     train = dataclasses.replace(config.train, patience=0, **settings)
     data = dataclasses.replace(config.data, splits="main", split=0)
-    return dataclasses.replace(config, train=train, data=data), graph
+    return dataclasses.replace(config, train=train, data=data, links=LinksConfig()), graph
 
 
 def plan_layer(
@@ -285,6 +304,32 @@ def scores_by(scorer: VertexScorer, rows: npt.NDArray[np.int64]) -> npt.NDArray[
     """Return the scores (K, C) of vertices in this order, in the run's precision. Raises: as VertexScorer.scores."""
     scores: npt.NDArray[np.floating] = on_local_ranks(scorer.config, lambda comm: scorer.scores(rows, comm))[0]
     return scores
+
+
+def rows_of_pairs(graph: Graph, pairs: Any) -> npt.NDArray[np.int64]:
+    """Return the rows of pairs of ids (K, 2), as `rows_of`. Raises: ConfigError for other shapes, and as there."""
+    wanted = np.asarray(pairs)
+    if wanted.ndim != 2 or wanted.shape[1] != 2:
+        raise ConfigError(f"pairs must be a list of two ids each, (K, 2), got shape {wanted.shape}")
+    return rows_of(graph, wanted.ravel()).reshape(-1, 2)
+
+
+def pair_scores(
+    scorer: VertexScorer, pairs: npt.NDArray[np.int64], state: Mapping[str, Tensor], *, probabilities: bool
+) -> npt.NDArray[np.float64]:
+    """Return the scores (K,) of pairs of rows (K, 2), logits of a link, or probabilities, with the weights of a run.
+
+    Cost: the neighbourhoods of all their vertices, as `scores_by`. Raises: as there.
+    """
+    import torch
+
+    from mggcn.train.link_scores import PairDecoder
+
+    vertices, places = np.unique(pairs, return_inverse=True)
+    x = torch.from_numpy(scores_by(scorer, vertices))
+    heads, tails = places.reshape(-1, 2).T.copy()
+    found = PairDecoder(state, scorer.config.links.decoder).scores(x, heads, tails[:, None])[:, 0]
+    return torch.from_numpy(found).sigmoid().numpy() if probabilities else found
 
 
 def _scored(rank: Rank) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:

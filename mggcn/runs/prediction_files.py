@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,8 +40,26 @@ def check_kind(task: Task, *, classes: bool, probabilities: bool) -> None:
     """Refuse classes or probabilities of a task that has none, and both at once. Raises: ConfigError."""
     if classes and probabilities:
         raise ConfigError("--classes and --probabilities exclude each other; choose one")
+    if task == "links" and (classes or probabilities):
+        raise ConfigError(
+            "the run predicts links, and its vertices have embeddings, without classes or probabilities; leave both out, "
+            "or give pairs, which have probabilities"
+        )
     if task == "numbers" and (classes or probabilities):
         raise ConfigError("the run predicts numbers, which have neither classes nor probabilities; leave both out")
+
+
+def check_pairs(task: Task, target: Path | None, alone: Mapping[str, object]) -> None:
+    """Refuse pairs of a run that predicts no links, beside what goes with vertices (`alone`, by name), or in a table.
+
+    Raises: ConfigError.
+    """
+    if task != "links":
+        raise ConfigError("pairs are scored by runs that predict links, and this one does not; leave pairs out")
+    if given := [name for name, value in alone.items() if value]:
+        raise ConfigError(f"pairs have a score each, without {given[0]}; leave one of the two out")
+    if target is not None and target.suffix != ".npy":
+        raise ConfigError(f"scores of pairs are written as .npy, got --out {target}")
 
 
 def check_layer(model: ModelConfig, layer: int | None, *, classes: bool, probabilities: bool) -> None:

@@ -35,11 +35,14 @@ class LinkCounts:
     def add(self, own: Scores, negatives: Scores) -> None:
         """Count some links (m,) with their negatives (m, K). Cost: a binary search among the links for each negative."""
         flat = negatives.ravel()
-        below = self.positives.size - np.searchsorted(self.positives, flat, side="right")
-        equal = self.positives.size - np.searchsorted(self.positives, flat, side="left") - below
+        places = np.searchsorted(self.positives, flat)
+        # Few negatives, if any, score exactly as a link does: only these are looked up again.
+        ties = np.flatnonzero(self.positives[np.minimum(places, self.positives.size - 1)] == flat)
+        equal = np.searchsorted(self.positives, flat[ties], side="right") - places[ties]
+        below = flat.size * self.positives.size - places.sum() - equal.sum()
         above = (negatives > own[:, None]).sum(1)
         tied = (negatives == own[:, None]).sum(1)
-        self.sums += flat.size, below.sum(), equal.sum(), (1 / (above + 0.5 * tied + 1)).sum()
+        self.sums += flat.size, below, equal.sum(), (1 / (above + 0.5 * tied + 1)).sum()
         both = np.concatenate([self.best, flat])
         self.best = np.partition(both, both.size - MOST)[-MOST:]
 

@@ -35,22 +35,25 @@ class PairDecoder:
         self._weights, self._layers = weights, decoder_names(weights, decoder)
 
     def scores(self, x: Tensor, heads: Ids, tails: Ids) -> npt.NDArray[np.float64]:
-        """Return the score of each pair of rows of x, (n,), some at a time."""
-        found = np.empty(heads.size)
-        step = max(1, PAIR_BYTES // (8 * x.shape[1]))
+        """Return the scores (n, K) of each row of x in `heads` (n,) with those in `tails` (n, K), some at a time."""
+        found = np.empty(tails.shape)
+        step = max(1, PAIR_BYTES // (8 * x.shape[1] * tails.shape[1]))
         for start in range(0, heads.size, step):
             some = slice(start, start + step)
-            ends = (x[torch.from_numpy(end[some]).to(x.device)].double() for end in (heads, tails))
-            found[some] = self._of_products(next(ends).mul_(next(ends))).cpu().numpy()
+            one = x[torch.from_numpy(heads[some])].double()
+            others = x[torch.from_numpy(tails[some].ravel())].double().view(one.shape[0], -1, x.shape[1])
+            found[some] = self._of(one, others).numpy()
         return found
 
-    def _of_products(self, h: Tensor) -> Tensor:
+    def _of(self, one: Tensor, others: Tensor) -> Tensor:
+        """Return the scores (n, K) of rows (n, D) with others (n, K, D), which are overwritten."""
         if not self._layers:
-            return h.sum(1)
+            return torch.bmm(others, one[:, :, None])[:, :, 0]
+        h = others.mul_(one[:, None]).flatten(0, 1)
         for number, name in enumerate(self._layers):
             h = torch.relu(h) if number else h
             h = torch.addmm(self._weights[f"{name}.bias"].double(), h, self._weights[f"{name}.weight"].double())
-        return h[:, 0]
+        return h.view(others.shape[:2])
 
 
 class LinkScores:
@@ -102,24 +105,22 @@ class LinkScores:
         return self._all
 
     def _pieces(self, links: Rows, first: int, last: int) -> Iterator[tuple[slice, Ids]]:
-        """Yield links [first, last) some at a time, as rows of embeddings."""
+        """Yield links [first, last) some at a time, as rows of embeddings, in Fortran's order."""
         step = max(1, PAIR_BYTES // (8 * links.shape[1]))
         for start in range(first, last, step):
             some = slice(start, min(start + step, last))
             read = links.read(some.start, some.stop)
-            yield some, (read if self._local is None else self._local[read]).astype(np.int64)
+            yield some, (read if self._local is None else self._local[read]).astype(np.int64, order="F")
 
     def _count(self, x: Tensor, links: Rows) -> LinkCounts:
         found = np.empty(links.shape[0])
         # Every rank scores all links, a pair each, and counts its share of their negatives, many pairs each.
         for some, rows in self._pieces(links, 0, links.shape[0]):
-            found[some] = self._decoder.scores(x, rows[:, 0].copy(), rows[:, 1].copy())
+            found[some] = self._decoder.scores(x, rows[:, 0], rows[:, 1:2])[:, 0]
         counts, sizes = LinkCounts(np.sort(found)), part_sizes(links.shape[0], self._comm.size)
         first = sum(sizes[: self._comm.rank])
         for some, rows in self._pieces(links, first, first + sizes[self._comm.rank]):
-            drawn = rows[:, 2:]
-            heads = np.repeat(rows[:, 0], drawn.shape[1])
-            counts.add(found[some], self._decoder.scores(x, heads, drawn.ravel()).reshape(drawn.shape))
+            counts.add(found[some], self._decoder.scores(x, rows[:, 0], rows[:, 2:]))
         return counts
 
     def _add_up(self, counts: Sequence[LinkCounts]) -> None:

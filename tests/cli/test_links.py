@@ -68,6 +68,8 @@ def test_runs_on_links_resume_with_the_same_bits(more: list[str], store: Path, t
     assert found["links"]["val"]["roc_auc"] == pytest.approx(found["best"]["val"], rel=1e-12)
     assert all(row["train"] is None for row in history(tmp_path / "whole"))
     assert run_main("report", tmp_path / "whole") == 0
+    page = (tmp_path / "whole" / "report" / "index.html").read_text()
+    assert f"{found['links']['test']['hits@100']:.4f}" in page.partition("Scores of links")[2]
 
 
 def plain() -> Graph:
