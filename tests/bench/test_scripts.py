@@ -17,6 +17,8 @@ from bench import graphs, run_all
 from bench.contest import Case
 from bench.cpu import epochs, libra, ranks, threads, variants
 from bench.report import ROOT
+from mggcn.graph.generate import community
+from mggcn.graph.store_write import write_store
 
 Record = dict[str, Any]
 
@@ -187,6 +189,16 @@ def test_libra(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> N
     found = run("cpu.libra", *arguments, shared="cache data")["measured"]
     assert [row["edges"] for row in found] == ["shuffled", "stored"]
     assert all(row["replication"] >= 1 for row in found)
+
+
+@pytest.mark.full
+def test_links(run: Callable[..., Record], tmp_path: Path) -> None:
+    write_store(community(90, 500, 5, 3, seed=2), tmp_path / "cora")
+    found = run("links", "--graphs", "cora", "--seeds", "2", "--epochs", "3", "--threads", "1", shared="data")[
+        "results"
+    ]
+    assert list(found["cora"]) == ["mggcn", "PyG, mggcn's negatives", "PyG"]
+    assert all(0 < one["roc_auc"] < 1 for runs in found["cora"].values() for one in runs)
 
 
 @pytest.mark.parametrize("quick", [[], ["--quick"]])
