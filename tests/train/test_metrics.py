@@ -254,6 +254,7 @@ def graph_of(task: str) -> Graph:
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true", "ignore:A single label was found")
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("ranks", "strategy"), [(1, "broadcast"), (3, "halo"), (3, "delayed")])
 @pytest.mark.parametrize("task", TASKS)
 def test_scores_of_ranks_equal_scikit_learn(task: str, ranks: int, strategy: str) -> None:

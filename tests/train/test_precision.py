@@ -72,6 +72,7 @@ def test_bf16_halves_activations_and_messages() -> None:
     assert half.regions["weights and optimiser"] == full.regions["weights and optimiser"] + copied
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("narrow", ["bf16", "mixed"])
 @pytest.mark.parametrize(("ranks", "sparse"), [(1, False), (1, True), (3, False)])
