@@ -305,6 +305,10 @@ class Config:
                 "run.strategy delayed keeps sums of the whole graph's epochs, and batches have none; choose halo",
             )
             _require(
+                self.run.spmm == "own",
+                "debug.spmm cusparse prepares a product for one matrix, and every batch has others; use own",
+            )
+            _require(
                 len(sample.fanout) == model.num_aggregations,
                 f"sample.fanout must have {model.num_aggregations} numbers, one for each sum over neighbours of the model, "
                 f"got {','.join(map(str, sample.fanout))}",

@@ -164,6 +164,10 @@ BAD: dict[str, tuple[list[str], str]] = {
         ["--set", "sample.first=full", "--set", "model.hidden=", "--fanout", "3"],
         "sample.first full leaves nothing to draw",
     ),
+    "cuSPARSE": (
+        ["--device", "cuda", "--set", "debug.spmm=cusparse"],
+        "debug.spmm cusparse prepares a product for one",
+    ),
     "parts of a batch norm": (["--set", "model.norm_layer=batch", "--set", "sample.plan=run"], "may cut a step"),
 }
 
