@@ -13,6 +13,7 @@ from mggcn.blocks.block import Capacity
 from mggcn.blocks.shared import Part, Share
 from mggcn.config import Config
 from mggcn.graph.csr import Graph
+from tests.devices import Where, everywhere
 from tests.feed.test_blocks import MODELS, graph_of
 from tests.feed.test_sampled import grads_of, sampled
 from tests.graphs import make_graph, on_ranks, pattern
@@ -42,6 +43,21 @@ def test_gradients_are_those_of_batches_of_their_own(name: str, ranks: int) -> N
     """Fails if a row that another rank computes is lost, late or another one, or its gradient is."""
     config = sampled(ranks, MODELS[name])
     compare(first_step(shared(config), graph_of()), first_step(config, graph_of()))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("where", "name"), everywhere(["gcn", "gat"]))
+def test_gradients_on_every_device(where: Where, name: str) -> None:
+    """Fails if what ranks exchange is not on their device in time."""
+    config = sampled(2, MODELS[name])
+    found = on_ranks(
+        where.config(shared(config)),
+        graph_of(),
+        lambda rank: (rank.trainer.gradients(0), rank.trainer.runtime.weights.grads),
+        device_of=where.device_of,
+    )[0]
+    gradients = {name: gradient.cpu().numpy() for name, gradient in found[1].items()}
+    compare((found[0], gradients), first_step(config, graph_of()))
 
 
 @pytest.mark.parametrize("hidden", [(6,), (6, 5)])
