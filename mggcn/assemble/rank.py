@@ -150,7 +150,7 @@ def make_rank(
     # A X, once, where X was.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
-    load = _unchanged
+    load: LoadBatch = _unchanged
     if plan.stack is not None:
         graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
         rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)

@@ -287,7 +287,7 @@ class SampledFeed:
             return None
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
-        scales = None
+        scales: Mapping[RowSet, Scales] | None = None
         norm = "none" if self._norm is None else self._norm.norm
         if self._values.sample.weights == "block" and norm != "none":
             scales = {name: self._of_block(name, edges, ids.size, norm) for name, ids in rows.items()}
