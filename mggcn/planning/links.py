@@ -52,6 +52,11 @@ def check_links(config: Config, graph: Graph) -> None:
             "run.batches cooperative leaves each vertex to one rank, and pairs need both ends on theirs; choose "
             "independent where links are predicted"
         )
+    if config.sample.first == "full":
+        raise ConfigError(
+            "sample.first full sums over all edges in the first layer, a step's own links too, which are to be left out; "
+            "choose drawn where links are predicted"
+        )
     if config.sample.deal != "global":
         raise ConfigError(
             f"sample.deal {config.sample.deal} deals out training vertices, and links are dealt by their sources; choose "

@@ -112,6 +112,10 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
         ],
         "both ends on theirs",
     ),
+    "from A X": (
+        ["train", "STORE", "--out", "OUT", "--set", "model.hidden=8", *BATCHES, "--set", "sample.first=full"],
+        "own links too",
+    ),
     "dealt": (
         ["train", "STORE", "--out", "OUT", "--set", "model.hidden=8", *BATCHES, "--set", "sample.deal=ranges"],
         "dealt by their sources",
