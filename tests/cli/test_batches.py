@@ -107,20 +107,21 @@ def test_a_batch_larger_than_the_training_set_is_one_and_noted(
 
 
 @pytest.mark.parametrize(
-    ("deal", "said"),
+    ("setting", "said"),
     [
-        ("ranges", "batches depend on the 2 ranks: each shuffles a range of the training vertices"),
-        ("by-class", "batches of 5 training vertices by weight of class and 3, 2 drawn in-neighbours"),
+        ("run.batches=cooperative", "ranks share a batch: each of its rows is computed once, by the rank that owns it"),
+        ("sample.deal=ranges", "batches depend on the 2 ranks: each shuffles a range of the training vertices"),
+        ("sample.deal=by-class", "batches of 5 training vertices by weight of class and 3, 2 drawn in-neighbours"),
     ],
 )
 def test_how_vertices_are_dealt_is_said(
-    deal: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    setting: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails if a run with other batches than the usual ones does not say so before it starts."""
     where = store(tmp_path, graph_of(pattern("random", N, 1)))
     more = [
         "--set",
-        f"sample.deal={deal}",
+        setting,
         "--set",
         "train.class_weights=balanced",
         "--ranks",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import json
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from mggcn.assemble.plan import plan_graph, plan_recorded, resolve
 from mggcn.assemble.rank import Rank
 from mggcn.blocks.block import Capacity
 from mggcn.blocks.shared import Part, Share
 from mggcn.config import Config
 from mggcn.graph.csr import Graph
+from mggcn.planning.record import to_dict
+from mggcn.planning.text import render
 from tests.devices import Where, everywhere
 from tests.feed.test_blocks import MODELS, graph_of
 from tests.feed.test_sampled import grads_of, sampled
@@ -206,3 +210,17 @@ def test_a_first_layer_in_full(name: str) -> None:
     """Fails if A X, or X beside it, is of other rows than a rank's own."""
     config = sampled(3, MODELS[name] | {"hidden": (6, 6)}, (3, 3, 3), first="full")
     compare(first_step(shared(config), graph_of()), first_step(config, graph_of()))
+
+
+@pytest.mark.parametrize("plan", ["bound", "run"])
+def test_a_recorded_plan_is_the_same(plan: Literal["bound", "run"]) -> None:
+    """Fails if a run that is resumed plans other blocks, or exchanges others, than the one that began."""
+    config = resolve(shared(sampled(3, MODELS["gcn"], plan=plan)), graph_of())
+    made, _ = plan_graph(config, graph_of())
+    again = plan_recorded(config, json.loads(json.dumps(to_dict(made))))
+    assert again.stack == made.stack
+    assert [rank.total_bytes for rank in again.ranks] == [rank.total_bytes for rank in made.ranks]
+    said = render(made)
+    assert "ranks share a batch: every row is computed once" in said
+    assert made.stack is not None
+    assert f"ranks would have {made.stack.overlap:.2f} times as many" in said
