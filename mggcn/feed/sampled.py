@@ -299,8 +299,8 @@ class SampledFeed:
                 return None
         ids = batch.rows[self.stack.blocks[0].sources]
         features, sums = (None if m is None else m.gather(ids) for m in (place.features, place.sums))
-        scales = batch.scales or self._scales(batch.rows, ids, place)
-        batch = dataclasses.replace(batch, features=features, sums=sums, scales=scales)
+        normed = batch.scales or self._scales(batch.rows, ids, place)
+        batch = dataclasses.replace(batch, features=features, sums=sums, scales=normed)
         return batch.copy() if self._keep else batch
 
     def _ranks_of(self, share: Share, ids: Vector, seeds: Vector) -> Vector:
