@@ -105,6 +105,33 @@ def test_spmm_matches_float64(backend: KernelBackend, case: Case, sample: Any) -
         np.testing.assert_allclose(host(out), expected, **tolerance(backend))
 
 
+def test_a_matrix_is_rewritten_in_place(backend: KernelBackend) -> None:
+    """Fails if a product over memory that is rewritten depends on the matrix that was there before, skips a long row, or
+    reads what lies behind the last row pointer.
+    """
+    cols = 41
+    rows, columns = (max(case.adj.shape[side] for case in BATTERY) + 5 for side in (0, 1))
+    most = max(case.adj.nnz for case in BATTERY) + 9
+    indptr = backend.upload(np.zeros(rows + 1, np.int64))
+    indices = backend.upload(np.full(most, columns - 1, np.int32))
+    values = reals(backend, np.full(most, np.nan))
+    sparse = backend.sparse_in_place(indptr, indices, values, columns)
+    h, _ = padded(backend, columns, cols, None)
+    filled(h, random_dense(columns, cols, 17))
+    for case in BATTERY:
+        m = case.adj
+        backend.write(np.append(m.indptr, np.full(rows - m.shape[0], m.nnz)).astype(np.int64), indptr)
+        backend.write(m.indices.astype(np.int32), indices[: m.nnz])
+        backend.write(numpy_reals(backend, m.data), values[: m.nnz])
+        out, whole = padded(backend, rows, cols, None)
+        backend.spmm(sparse, h, out, accumulate=False, epilogue=None)
+        assert guards_hold(whole, out, 32 // backend.dtype.itemsize)
+        expected = np.zeros((rows, cols))
+        expected[: m.shape[0]] = m.toarray() @ host(h)[: m.shape[1]]
+        np.testing.assert_allclose(host(out), expected, **tolerance(backend), err_msg=case.name)
+        values.fill_(float("nan"))
+
+
 @pytest.mark.covering(0, rest=1)
 def test_spmm_without_padding(backend: KernelBackend, sample: Any) -> None:
     """Fails if a row that is not padded is read or written beyond its end, into its neighbour or a guard."""
