@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 
 from bench.graphs import find_data
@@ -22,10 +23,11 @@ from bench.report import ROOT, listed, parse, surroundings, table, write_report
 from mggcn.config import Config
 from mggcn.config.files import from_toml
 from mggcn.feed.pairs import LinkDraws
-from mggcn.graph.csr import Graph
+from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.links import split_links
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
+from mggcn.graph.vertex_data import normalized_rows
 from mggcn.runs.train import prepare_run, run_training
 from mggcn.train.link_metrics import LinkCounts
 from mggcn.train.link_scores import PairDecoder
@@ -50,12 +52,9 @@ def pygs(config: Config, graph: Graph, own_draws: bool) -> dict[str, float]:
     from torch_geometric.nn import GCNConv
     from torch_geometric.utils import negative_sampling
 
-    from mggcn.feed.features import FeatureReader
-
     torch.manual_seed(config.train.seed)
     n, ids = graph.num_vertices, np.arange(graph.num_vertices)
-    reader = FeatureReader(graph, None, 0, config.data.row_normalize)  # type: ignore[arg-type]
-    x = torch.from_numpy(reader.gather(ids))
+    x = torch.from_numpy(dense(graph, config.data.row_normalize))
     indptr, indices = graph.adj.indptr.array(), graph.adj.indices.array()
     edges = torch.from_numpy(np.stack([np.repeat(ids, np.diff(indptr)), indices.astype(np.int64)]))
     links = torch.from_numpy(graph.links["train"].array().astype(np.int64).T)
@@ -88,6 +87,18 @@ def pygs(config: Config, graph: Graph, own_draws: bool) -> dict[str, float]:
             if auc > best[0]:
                 best = auc, scored(z, graph.links["test"].array())
     return best[1]
+
+
+def dense(graph: Graph, row_normalize: bool) -> Any:
+    """Features (N, D)."""
+    features = graph.features
+    assert features is not None
+    features = normalized_rows(features) if row_normalize else features
+    if not isinstance(features, CSR):
+        return features.array()
+    indptr, indices = features.indptr.array(), features.indices.array()
+    values = np.ones(indices.size, np.float32) if features.values is None else features.values.array()
+    return sp.csr_array((values, indices, indptr), shape=(graph.num_vertices, features.num_cols)).toarray()
 
 
 def scored(z: torch.Tensor, links: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def test_pairs_are_scored_from_embeddings(decoder: tuple[int, ...], ranks: int, 
     """Fails if a pair's score is other than its embeddings', in Python, on the command line, or on another graph."""
     graph = graph_of()
     store = mggcn.save(graph, tmp_path / "store")
-    run = {"ranks": ranks, "transport": "threads"} if ranks > 1 else {}
+    run: dict[str, Any] = {"ranks": ranks, "transport": "threads"} if ranks > 1 else {}
     trainer = mggcn.Trainer(store, mggcn.GCN(8), out=tmp_path / "run", decoder=decoder, **SETTINGS, **run)
     trainer.fit()
     pairs = np.random.default_rng(4).integers(0, 90, (30, 2))
