@@ -79,7 +79,7 @@ def pygs(config: Config, graph: Graph, own_draws: bool) -> dict[str, float]:
         else:
             pairs = torch.cat([links, negative_sampling(edges, n, links.shape[1], method="sparse")], 1)
         scores = (z[pairs[0]] * z[pairs[1]]).sum(1)
-        torch.nn.functional.binary_cross_entropy_with_logits(scores, labels[: scores.shape[0]]).backward()  # type: ignore[no-untyped-call]
+        torch.nn.functional.binary_cross_entropy_with_logits(scores, labels[: scores.shape[0]]).backward()
         optimizer.step()
         with torch.no_grad():
             z = embeddings()

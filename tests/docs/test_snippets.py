@@ -44,3 +44,18 @@ def test_the_loops_over_batches_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     session.names["model"] = pyg.GraphSAGE(16, 8, 2, 4)
     session.run(as_pyg)
     assert session.names["out"].shape == (180, 4)
+
+
+@pytest.mark.full
+def test_the_snippets_on_links_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a line breaks, or the links of a graph of communities are not learnt."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    monkeypatch.setenv("MGGCN_DATA", str(tmp_path / "data"))
+    mggcn.save(community(300, 3000, 16, 4, seed=1187, train=0.3), tmp_path / "data" / "cora")
+    session = Session()
+    for block in blocks(ROOT / "docs/links.md"):
+        if block.language == "python":
+            session.run(block)
+    assert session.names["trainer"].evaluate("test") > 0.7
+    assert session.names["scores"].shape == (2,)
