@@ -162,7 +162,10 @@ def _side(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like:
 def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, like: Sparse | None) -> Sparse:
     values = None if edges.values is None else edges.values.astype(dtype, copy=False)
     if edges.relations:
-        parts = tuple(_relation(backend, part) for part in edges.relations)
+        # As of other blocks, products keep the variants of the first batch: each choice would be recorded by its sizes.
+        known = {} if like is None else {part.relation: part.matrix for part in like.relations}
+        other = next(iter(known.values()), None)
+        parts = tuple(_relation(backend, part, known.get(part.relation, other)) for part in edges.relations)
         return Sparse(backend.upload(edges.indptr), backend.upload(edges.indices[:0]), None, None, parts)
     if edges.types is not None:
         # Entries are put in the order of their relations, in place: the feed's arrays stay as they are.
@@ -171,10 +174,9 @@ def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, lik
     return backend.sparse(edges.indptr, edges.indices, values, like)
 
 
-def _relation(backend: KernelBackend, edges: RelationEdges) -> RelationRows:
-    return RelationRows(
-        edges.relation, backend.upload(edges.rows), backend.sparse(edges.indptr, edges.indices, edges.values)
-    )
+def _relation(backend: KernelBackend, edges: RelationEdges, like: Sparse | None) -> RelationRows:
+    matrix = backend.sparse(edges.indptr, edges.indices, edges.values, like)
+    return RelationRows(edges.relation, backend.upload(edges.rows), matrix)
 
 
 def transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:
