@@ -402,8 +402,8 @@ class Trainer:
             graph: Another graph with the same features, or anything that `load` takes, instead of the trainer's own; it
                 needs neither labels nor splits, and is scored in this process.
             vertices: The vertices whose rows are returned, in this order: ids as the graph has them, row numbers if it has
-                none, or a mask (N,). On a CPU, and by models that read no types of edges, only their neighbourhood is
-                read and computed; what that needs of the graph is kept for the next call.
+                none, or a mask (N,). On a CPU only their neighbourhood is read and computed; what that needs of the graph
+                is kept for the next call.
             pairs: Of a run that predicts links: ids of pairs (K, 2), whose scores float64 (K,) are returned instead, logits
                 of a link, or with `probabilities` those.
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, Literal
 
 from mggcn.aggregate.base import Strategy
 from mggcn.aggregate.broadcast import BroadcastStrategy
@@ -230,12 +230,15 @@ def plan_graph(
     network: Network | None = None,
     shared: Shared | None = None,
     stack: Stack | None = None,
+    limit: int | None = None,
 ) -> tuple[RunPlan, Partition]:
     """Divide the vertices among ranks and plan every rank of a run on `graph`.
 
     machine: the one on which NCCL's memory may have been measured, by default this one. network: the model, by default
     that of model.kind. shared: data that successive runs on this graph share. stack: the blocks of a step, by default the
-    whole graph. Cost: a few sweeps over the edges, unless shared. Raises: ConfigError, GraphError, StoreError, PlanError.
+    whole graph. limit: bytes that a rank may use, by default memory_limit.
+
+    Cost: a few sweeps over the edges, unless shared. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
     shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     shared = shared or Shared()
@@ -244,13 +247,46 @@ def plan_graph(
     nccl, figures = nccl_memory(config, machine), figures_here(config)
     if stack is None and config.sample.batch:
         stack = stack_for(config, graph, shape, row_owners(partition).owner)
-    return plan_run(config, shape, stats, strategy, nccl, network, figures, stack), partition
+
+    def planned(of: Config) -> RunPlan:
+        return plan_run(of, shape, stats, strategy, nccl, network, figures, stack)
+
+    return _with_evaluation(config, planned, limit), partition
 
 
-def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, machine: Machine | None = None) -> RunPlan:
+def _with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit: int | None) -> RunPlan:
+    """Return the plan with the evaluation that train.evaluate names; auto: over the whole graph, unless it does not fit.
+
+    Raises: ConfigError for blocks in a run without batches.
+    """
+    if config.train.evaluate == "blocks" and not config.sample.batch:
+        raise ConfigError(
+            "train.evaluate blocks saves memory where a step runs on a batch, and a step over the whole graph has its "
+            "memory already; set sample.batch, such as 1024, or leave train.evaluate out"
+        )
+    if config.train.evaluate != "auto" or not config.sample.batch:
+        return planned(config)
+
+    def by(how: Literal["whole", "blocks"]) -> RunPlan:
+        return planned(dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate=how)))
+
+    plan = by("whole")
+    room = memory_limit(config) if limit is None else limit
+    if plan.largest.total_bytes <= room or config.run.device != "cpu" or config.sample.compare_gradient:
+        return plan
+    return min(plan, by("blocks"), key=lambda one: one.largest.total_bytes)
+
+
+def plan_shape(
+    config: Config,
+    shape: GraphShape,
+    replication: float = 0.0,
+    machine: Machine | None = None,
+    limit: int | None = None,
+) -> RunPlan:
     """Plan a run on a graph of which only the shape is known, from expectations over random assignments.
 
-    replication: average copies of a vertex, which a strategy that cuts vertices needs. machine: as for plan_graph.
+    replication: average copies of a vertex, which a strategy that cuts vertices needs. machine, limit: as for plan_graph.
     Raises: ConfigError.
     """
     strategy, run, loops = STRATEGIES[config.run.strategy], config.run, config.model.self_loops
@@ -267,7 +303,8 @@ def plan_shape(config: Config, shape: GraphShape, replication: float = 0.0, mach
         share = (shape.num_training or 0) / max(shape.num_vertices, 1)
         shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
         stats = RowStats.expected(*sizes, self_loops=loops, shares=shares)
-        return plan_run(config, shape, stats, strategy, nccl, figures=figures_here(config))
+        figures = figures_here(config)
+        return _with_evaluation(config, lambda of: plan_run(of, shape, stats, strategy, nccl, figures=figures), limit)
     if not replication:
         raise ConfigError(
             f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "

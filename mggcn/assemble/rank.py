@@ -21,7 +21,7 @@ from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.driver import visible_gpus
 from mggcn.backend.sparse_products import WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
-from mggcn.blocks.block import Stack
+from mggcn.blocks.block import WHOLE, Stack
 from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.gather import refuse_shared
@@ -33,11 +33,11 @@ from mggcn.feed.features import FeatureReader, VertexFeatures
 from mggcn.feed.labels import read_labels
 from mggcn.feed.norm_scales import NormScales
 from mggcn.graph.csr import Graph
-from mggcn.graph.splits import SPLITS
+from mggcn.graph.splits import SPLITS, evaluated_rows
 from mggcn.memory.device import REAL, not_captured, scale_dtype
 from mggcn.model.runtime import Inputs, Target
 from mggcn.partition.base import Partition
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Assignment, whole_graph
 from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.rows.shard import ShardOptions, build_shard
 from mggcn.planning.batches import padded_layout, pads_batches
@@ -46,6 +46,7 @@ from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.task import COUNTED
 from mggcn.train.batches import BatchLoader
+from mggcn.train.by_blocks import BlockEvaluator, EvaluatedGraph, required_rows
 from mggcn.train.epoch import LoadBatch
 from mggcn.train.inputs import load_inputs
 from mggcn.train.link_scores import LinkScores
@@ -151,6 +152,7 @@ def make_rank(
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
     load: LoadBatch = _unchanged
+    by_blocks: BlockEvaluator | None = None
     if plan.stack is not None:
         graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
         rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)
@@ -158,6 +160,7 @@ def make_rank(
         sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
         feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, rows, norm, backend, sums)
         load = _loader(context, runtime, feed.stack or plan.stack, rows, norm)
+        by_blocks = _block_evaluator(context, runtime, rows, norm)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
@@ -183,8 +186,31 @@ def make_rank(
         feed,
         load,
         alike,
+        by_blocks,
     )
     return Rank(trainer, counted, rank_plan, watch, feed)
+
+
+def _block_evaluator(
+    context: _RankContext, runtime: RankRuntime, rows: VertexFeatures, norm: NormScales | None
+) -> BlockEvaluator | None:
+    """Return what evaluates by blocks, if the plan does. rows: features, of the graph that batches read. Collective."""
+    plan, config, graph = context.rank_plan.by_blocks, context.config, rows.graph
+    if plan is None:
+        return None
+    options, evaluated = context.shard_options, evaluated_rows(graph, config.data.splits, config.data.split)
+    if graph.links:
+        evaluated[:] = True  # any vertex may be the end of a link
+    read = EvaluatedGraph(
+        adj_t=graph.adj_t,
+        features=rows,
+        norm=norm,
+        options=options,
+        everyone=whole_graph(graph.num_vertices),
+        required=required_rows(graph, evaluated, len(plan.blocks), options.threads),
+    )
+    owned = context.local_index.owned(context.comm.rank)
+    return BlockEvaluator(plan, read, runtime, runtime.programs["train"].arena, owned)
 
 
 def _unchanged(batch: Batch) -> None:
@@ -316,7 +342,7 @@ def _build_aggregations(context: _RankContext) -> BlockAggregations:
         states=states,
         local_index=context.local_index,
     )
-    return build_blocks(plan.training, plan.exact, built_from, context.config.data)
+    return build_blocks(plan.training, plan.evaluation.get(WHOLE), built_from, context.config.data)
 
 
 def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: BlockAggregations) -> RankRuntime:
@@ -325,8 +351,7 @@ def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: Block
     arena = backend.allocate(plan.arena_bytes)
     weights = Weights(plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
     classes = context.plan.shape.num_classes
-    exact = [program for program in plan.programs.all if program is not plan.train]
-    programs = {program.name: bind(program, arena, aggregations.exact) for program in exact}
+    programs = {program.name: bind(program, arena, aggregations.exact) for program in plan.programs.over_whole}
     return RankRuntime(
         backend=backend,
         programs={"train": bind(plan.train, arena, aggregations.training), **programs},

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.local import LocalBlock, LocalPlan
+from mggcn.aggregate.relations import upload_tile
 from mggcn.assemble.batches import mapped_once, norm_of
 from mggcn.assemble.plan import memory_limit, threads_per_rank
 from mggcn.backend.base import KernelBackend, LossTarget
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.blocks.block import OWNED, WHOLE, Block, Capacity, RowSet
-from mggcn.blocks.capacities import hops_of
+from mggcn.blocks.block import OWNED, Block, Capacity, RowSet
 from mggcn.blocks.draws import ALL, Draws
-from mggcn.blocks.sampler import Sampler
+from mggcn.blocks.sampler import DrawnHop, Sampler
 from mggcn.blocks.slot import Slot, SlotPlan
 from mggcn.comm.base import Communicator
 from mggcn.config import Config, SampleConfig
@@ -40,12 +40,13 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import DEVICES, OPERAND, REAL, STORAGE, scale_dtype
 from mggcn.memory.units import human
 from mggcn.model.builder import Network
-from mggcn.model.choices import InputShape
 from mggcn.model.lower import lower
-from mggcn.model.network import Choices, make_values, num_aggregations
 from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs, Rows, Sizes
+from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.batches import reads_weights
+from mggcn.planning.by_blocks import TYPED_BYTES, layer_values
+from mggcn.planning.shape import GraphShape
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind
 from mggcn.train.targets import ClassTarget
 
@@ -71,7 +72,7 @@ class VertexScorer:
 
     config: with one rank. num_classes: C of the network. state: weights by name, those of the network among them.
     Cost: a sweep over the edges for degrees, which are kept with the weights; 14 to 22 bytes a vertex of the graph.
-    Raises: PlanError for a model that reads types of edges; ConfigError if the weights are those of another model.
+    Raises: ConfigError if the weights are those of another model.
     """
 
     def __init__(
@@ -79,36 +80,35 @@ class VertexScorer:
     ) -> None:
         self.config = config
         model, run = config.model, config.run
-        depth = num_aggregations(network, model, graph.num_features, num_classes, graph.num_relations, sparse=True)
-        self._blocks = tuple(reversed(hops_of([Capacity(0, 0, 0)] * depth).blocks)) if depth else ()
-        blocks = tuple(reversed(self._blocks)) or (WHOLE,)
-        shape = InputShape(
-            rows=graph.num_vertices, cols=graph.num_features, nnz=None, adj_nnz=graph.num_edges, aggregated_nnz=0
-        )
-        # Without capacities the order of a layer's products follows its widths: the same for every neighbourhood.
-        choices = Choices(
-            shape=shape,
-            features="dense",
-            products=run.products,
-            precision=run.precision,
+        shape = GraphShape(
+            name=graph.name,
+            num_vertices=graph.num_vertices,
+            num_edges=graph.num_edges,
+            num_features=graph.num_features,
+            num_classes=num_classes,
+            symmetric=graph.symmetric,
             num_relations=graph.num_relations,
-            counted=graph.repeats == "counted",
-            blocks=blocks,
-            evaluated=blocks,
+            repeats=graph.repeats,
         )
-        self._values = make_values(network, model, graph.num_features, num_classes, choices)
-        if self._values.typed:
-            raise PlanError("blocks have no types of edges yet: a model with relations is evaluated on the whole graph")
-        self._real = np.dtype(scale_dtype(run.precision))
-        self._graph = graph = mapped_once(graph.untyped())
+        # The order of a layer's products is the same for every neighbourhood.
+        self._values, blocks = layer_values(config, shape, network)
+        self._blocks = tuple(reversed(blocks))
+        typed, self._real = self._values.typed, np.dtype(scale_dtype(run.precision))
+        self._graph = graph = mapped_once(graph if typed else graph.untyped())
         adj_t, threads = graph.adj_t, threads_per_rank(config)
         stored = reads_weights(config, adj_t.values is not None, graph.repeats)
         self._indptr = adj_t.indptr.array()
         self._sampler = Sampler(adj_t, EVERY, self_loops=model.self_loops)
         self._edge_values = EdgeValues(
-            adj_t, SampleConfig(), self_loops=model.self_loops, corrected=False, stored=stored, real=self._real
+            adj_t,
+            SampleConfig(),
+            self_loops=model.self_loops,
+            corrected=False,
+            stored=stored,
+            real=self._real,
+            num_relations=graph.num_relations if typed else 0,
         )
-        self._norm = norm_of(config, graph) if depth else None
+        self._norm = norm_of(config, graph) if blocks else None
         self._features = VertexFeatures(graph, config.data.row_normalize)
         self._backend: KernelBackend = CpuBackend(DTYPES[STORAGE[run.precision]], threads)
         self._weights = Weights(self._values.parameters, DTYPES[REAL[run.precision]], self._backend)
@@ -146,15 +146,12 @@ class VertexScorer:
         ids, sizes, edges, nbytes = vertices, [vertices.size], list[BlockEdges](), 0
         for _ in self._blocks:
             slots = self._slots(ids)
-            nbytes += slots.nbytes + self._real.itemsize * slots.capacities[0].edges
+            edge = self._real.itemsize + TYPED_BYTES * self._values.typed
+            nbytes += slots.nbytes + edge * slots.capacities[0].edges
             if nbytes > room:
                 return None
             drawn = self._sampler.draw(Slot(slots), ids, 0, 0)
-            (hop,), values = drawn.hops, None
-            if self._edge_values.needed:
-                values = np.empty(hop.indices.size, self._real)
-                self._edge_values.write(ids, hop, values)
-            edges.append(BlockEdges(hop.indptr, hop.indices, values))
+            edges.append(self._edges_of(ids, drawn.hops[0]))
             ids = drawn.ids
             sizes.append(ids.size)
         found = _Neighbourhood(ids, tuple(sizes), tuple(edges))
@@ -163,6 +160,17 @@ class VertexScorer:
         features = BufferSpec("", ids.size, self._graph.num_features, dtype)
         nbytes += program.arena.nbytes + features.nbytes
         return None if nbytes > room else (found, program, features)
+
+    def _edges_of(self, targets: npt.NDArray[np.int64], hop: DrawnHop) -> BlockEdges:
+        """Return a hop's edges, with what they count and, of means over relations, their types."""
+        values = types = None
+        if self._edge_values.needed:
+            values = np.empty(hop.indices.size, self._real)
+            self._edge_values.write(targets, hop, values)
+            if (relations := self._edge_values.relations) is not None:
+                types = np.empty(values.size, relations.dtype)
+                relations.write(targets, hop, values, types, np.zeros(relations.num_relations))
+        return BlockEdges(hop.indptr, hop.indices, values, types=types)
 
     def _slots(self, ids: npt.NDArray[np.int64]) -> SlotPlan:
         """Return the memory that drawing all in-neighbours of some vertices takes at most."""
@@ -195,7 +203,8 @@ class VertexScorer:
         backend, aggregations = self._backend, dict[Block, LocalBlock]()
         for block, edges in zip(self._blocks, of.edges, strict=True):
             aggregations[block] = LocalBlock(backend, back=False)
-            aggregations[block].load(backend.sparse(edges.indptr, edges.indices, edges.values), None)
+            tile = Tile(edges.indptr, edges.indices, edges.values, edges.types)
+            aggregations[block].load(upload_tile(backend, tile), None)
         memory = GatheredRows(self._features, features, backend.dtype)
         runtime = RankRuntime(
             backend=backend,

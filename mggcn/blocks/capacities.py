@@ -20,6 +20,12 @@ def hops_of(capacities: Sequence[Capacity]) -> Stack:
     return Stack(tuple(reversed(blocks)), tuple(reversed(capacities)))
 
 
+def layers_of(depth: int) -> tuple[Block, ...]:
+    """Return blocks for aggregations one after the other that are computed layer by layer, the input's first."""
+    sets = [RowSet(f"layer {layer}") for layer in range(depth + 1)]
+    return tuple(Block(f"into layer {k + 1}", sets[k + 1], sets[k]) for k in range(depth))
+
+
 def with_extents(
     bound: Stack, most: Sequence[tuple[int, int]], least: Sequence[Capacity] = (), spare: float = 0.05
 ) -> Stack:

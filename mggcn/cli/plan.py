@@ -131,7 +131,7 @@ def _from_store(
         raise ConfigError("give a STORE or the sizes of a bare shape, not both")
     graph = open_store(store_path(arguments.store, arguments.root))
     config, choice = resolve_auto(config, graph, machine, limit)
-    return config, plan_graph(config, graph, machine)[0], choice
+    return config, plan_graph(config, graph, machine, limit=limit)[0], choice
 
 
 def _from_shape(
@@ -157,7 +157,7 @@ def _from_shape(
     )
     replication = arguments.replication or 0.0
     config, choice = resolve_auto_shape(config, shape, replication, machine, limit)
-    return config, plan_shape(config, shape, replication, machine), choice
+    return config, plan_shape(config, shape, replication, machine, limit), choice
 
 
 def _upper_aggregated(arguments: argparse.Namespace) -> int:

@@ -77,6 +77,10 @@ class TrainConfig:
     eval_every: Annotated[int, Range(0)] = 1
     """Epochs between evaluations; 0 evaluates only after the last epoch. An evaluation that is made only because the run
     ends counts neither for patience nor for the schedule, and is the best only if there is no other."""
+    evaluate: Literal["auto", "whole", "blocks"] = "auto"
+    """How a run on batches computes scores, exactly either way. whole: by the whole graph's program, which needs memory for
+    the graph, its features and a layer of all vertices; blocks: layer by layer, over some vertices and all of their
+    in-neighbours at a time, with features and edges read from the store; auto: whole where it fits."""
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] = "auto"
     """Mean over the training vertices, or over their known entries. auto: cross_entropy for classes, bce (cross-entropy of
     each label) for several labels a vertex, mse (squared error) for numbers; mae is the absolute error."""
@@ -317,6 +321,16 @@ class Config:
                 bool(sample.drawn_fanout),
                 "sample.first full leaves nothing to draw, because the model sums over neighbours once; choose drawn",
             )
+        if self.evaluates_by_blocks:
+            _require(
+                not sample.compare_gradient,
+                "sample.compare_gradient computes the whole graph's gradient, for which train.evaluate blocks leaves no "
+                "memory; leave one of them out",
+            )
+            _require(
+                self.run.device == "cpu",
+                "train.evaluate blocks computes on CPUs; with --device cuda leave it out",
+            )
         several = model.residual == "linear" or model.kind in ("gin", "gatv2", "rgcn")
         if self.train.weight_decay_on == "first" and (several or (model.kind == "sage" and model.aggregator != "gcn")):
             raise ConfigError(
@@ -328,6 +342,11 @@ class Config:
     def shares_batches(self) -> bool:
         """Whether several ranks compute each step's rows together."""
         return self.sample.batch > 0 and self.run.batches == "cooperative" and self.run.ranks > 1
+
+    @property
+    def evaluates_by_blocks(self) -> bool:
+        """Whether scores are computed layer by layer, not by the whole graph's program."""
+        return self.train.evaluate == "blocks"
 
     @property
     def reads_whole_batches(self) -> bool:

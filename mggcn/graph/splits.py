@@ -30,6 +30,15 @@ def training_rows(graph: Graph, splits: str, split: int) -> npt.NDArray[np.bool_
     return np.ascontiguousarray(rows.read(split, split + 1)[0], np.bool_)
 
 
+def evaluated_rows(graph: Graph, splits: str, split: int) -> npt.NDArray[np.bool_]:
+    """Return which vertices are in any split, bool (N,). Cost: reads N bytes for each."""
+    found = np.zeros(graph.num_vertices, np.bool_)
+    for rows in (graph.splits.get(split_name(splits, short)) for short in SPLITS):
+        if rows is not None and split < rows.shape[0]:
+            found |= rows.read(split, split + 1)[0]
+    return found
+
+
 def check_split(graph: Graph, splits: str, split: int) -> None:
     """Refuse a family without training vertices, or a split that it does not have. Raises: GraphError. Cost: none.
 

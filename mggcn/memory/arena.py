@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,8 +98,8 @@ class ArenaPlan:
         return next(p for p in self.placements if p.spec.name == name)
 
 
-def live_ranges(buffers: Iterable[BufferSpec], uses: Sequence[Use]) -> list[Placement]:
-    """Return every buffer with its first and last op, at offset 0.
+def live_ranges(buffers: Iterable[BufferSpec], uses: Sequence[Use], outside: Container[str] = ()) -> list[Placement]:
+    """Return every buffer with its first and last op, at offset 0. outside: names of buffers in other memory.
 
     Raises: PlanError if an op names an unknown buffer, a buffer is never used, or one is read before it is written.
     """
@@ -107,6 +107,8 @@ def live_ranges(buffers: Iterable[BufferSpec], uses: Sequence[Use]) -> list[Plac
     ranges: dict[str, tuple[int, int]] = {}
     for index, use in enumerate(uses):
         for name in (*use.reads, *use.writes):
+            if name in outside:
+                continue
             if name not in specs:
                 raise PlanError(f"op {use.label!r} uses the buffer {name!r}, which nothing declares")
             if name not in ranges and name in use.reads:
@@ -119,13 +121,13 @@ def live_ranges(buffers: Iterable[BufferSpec], uses: Sequence[Use]) -> list[Plac
     return [Placement(s, *(whole if s.lifetime == "state" else ranges[n]), 0) for n, s in specs.items()]
 
 
-def place(buffers: Iterable[BufferSpec], uses: Sequence[Use]) -> ArenaPlan:
-    """Give every buffer an offset such that buffers that live at the same time never overlap.
+def place(buffers: Iterable[BufferSpec], uses: Sequence[Use], outside: Container[str] = ()) -> ArenaPlan:
+    """Give every buffer an offset such that buffers that live at the same time never overlap. outside: as `live_ranges`.
 
     Greedy first fit in three orders (size, length of life, start), the smallest arena wins; deterministic.
     Cost: O(B^2) for B buffers. Raises: PlanError as live_ranges.
     """
-    ranges = live_ranges(buffers, uses)
+    ranges = live_ranges(buffers, uses, outside)
     orders: tuple[Callable[[Placement], tuple[int, ...]], ...] = (
         lambda p: (-p.spec.nbytes, p.first),
         lambda p: (p.first - p.last, -p.spec.nbytes, p.first),

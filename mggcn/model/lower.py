@@ -16,7 +16,7 @@ from mggcn.memory.arena import BufferSpec, place
 from mggcn.model.choices import LayerChoice
 from mggcn.model.kinds.aggregate import SLOT, Aggregate, Panel, Part
 from mggcn.model.kinds.combine import Own
-from mggcn.model.kinds.ends import Input, Loss
+from mggcn.model.kinds.ends import Input, Keep, Kept, Loss
 from mggcn.model.program import Program
 from mggcn.model.rewrite.storage import block_rows
 from mggcn.model.runtime import Sizes
@@ -55,7 +55,10 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
     names, storage = _names(order), _Storage(order, sizes, reuse)
     ops: list[Op] = []
     for index, value in enumerate(order):
-        if isinstance(value.kind, Input):
+        if isinstance(value.kind, Input | Keep):
+            continue
+        if isinstance(value.kind, Kept):
+            storage.of[value] = value.kind.name
             continue
         if isinstance(value.kind, Own):
             if value.operands[0] in storage.of:
@@ -64,7 +67,8 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
         if isinstance(value.kind, Part):
             (whole,) = value.operands
             purpose = value.kind.purpose
-            storage.of[value] = f"{names[whole]}.{purpose}" if purpose else storage.of[whole.operands[0]]
+            inside = f"{names[whole]}.{purpose}" if purpose else storage.of[whole.operands[0]]
+            storage.of[value] = storage.kept.get(value, inside)
             continue
         operands = tuple(storage.of.get(operand, "") for operand in value.operands)
         out = storage.take(index, value, names[value])
@@ -75,7 +79,11 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
         if isinstance(value.kind, Aggregate):
             slots = plans[value.kind.block].buffers(value.kind.name, value.cols, sizes.operand, value.kind.op)
             scratch |= {f"{SLOT}{spec.name}": spec for spec in slots}
-        storage.specs |= {spec.name: spec for spec in scratch.values()}
+        # Scratch that a later stage reads lies where its part is kept.
+        parts = {
+            p.kind.purpose: n for p, n in storage.kept.items() if isinstance(p.kind, Part) and p.operands == (value,)
+        }
+        storage.specs |= {spec.name: spec for purpose, spec in scratch.items() if purpose not in parts}
         ops.append(
             Op(
                 kind=value.kind,
@@ -84,14 +92,15 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
                 widths=tuple(operand.cols for operand in value.operands),
                 cols=value.cols,
                 operand=value.operand and sizes.rounds,
-                scratch={purpose: spec.name for purpose, spec in scratch.items()},
+                scratch={purpose: parts.get(purpose, spec.name) for purpose, spec in scratch.items()},
                 rows=value.rows,
                 sets=tuple(operand.rows for operand in value.operands),
                 sums=_gathered_sums(value),
             )
         )
     buffers = _with_lifetimes(storage.specs, ops)
-    return Program(name, tuple(ops), place(buffers.values(), ops), next(iter(ops[-1].reads), ""))
+    outside = {*storage.kept.values(), *(value.kind.name for value in order if isinstance(value.kind, Kept))}
+    return Program(name, tuple(ops), place(buffers.values(), ops, outside), next(iter(ops[-1].reads), ""))
 
 
 def _names(order: Sequence[Value]) -> dict[Value, str]:
@@ -113,7 +122,10 @@ def _spec(name: str, room: Scratch, value: Value, sizes: Sizes) -> BufferSpec:
 
 
 class _Storage:
-    """Maps every value to the name of its buffer (`of`), and every name to its spec (`specs`)."""
+    """Maps every value to the name of its buffer (`of`), and every name in the arena to its spec (`specs`).
+
+    kept: the names of values that lie in other memory, for later stages.
+    """
 
     def __init__(self, order: Sequence[Value], sizes: Sizes, reuse: range) -> None:
         self._last = {value: index for index, reader in enumerate(order) for value in (reader, *reader.operands)}
@@ -125,6 +137,7 @@ class _Storage:
                 (whole,) = value.operands
                 self._last[whole] = max(self._last[whole], self._last[value])
         self._sizes, self._reuse = sizes, reuse
+        self.kept = {value.operands[0]: value.kind.name for value in order if isinstance(value.kind, Keep)}
         self._holds: dict[str, Value] = {}
         self.of: dict[Value, str] = {}
         self.specs: dict[str, BufferSpec] = {}
@@ -133,13 +146,15 @@ class _Storage:
         """Give the result of op `index` a buffer, and return its name; "" if it stores none."""
         if not value.kind.stored:
             return ""
+        if value in self.kept:
+            return self.of.setdefault(value, self.kept[value])
         rows, dtype = self._sizes.rows[value.rows], self._sizes.operand if value.operand else self._sizes.dtype
         spec = BufferSpec(name, rows, value.cols, dtype, row_set=value.rows)
         free = [
             self.of[o]
             for o in (value.operands[i] for i in value.kind.in_place)
-            # Own rows lie in memory of more rows, which others may read later.
-            if o in self.of and self._last[o] == index and not isinstance(o.kind, Own)
+            # Own rows lie in memory of more rows, which others may read later; so do rows that a stage keeps.
+            if self.of.get(o, "") in self.specs and self._last[o] == index and not isinstance(o.kind, Own)
         ]
         free += [b for b, held in self._holds.items() if index - self._last[held] in self._reuse]
         buffer = next((old for old in free if self.specs[old] == replace(spec, name=old)), name)

@@ -38,6 +38,12 @@ class Assignment:
         return out
 
 
+def whole_graph(num_vertices: int) -> Assignment:
+    """Return the assignment of all vertices to one rank, in their order."""
+    owner, local = np.zeros(num_vertices, np.uint16), np.arange(num_vertices, dtype=np.int32)
+    return Assignment(owner, local, (num_vertices,))
+
+
 def part_sizes(num_vertices: int, ranks: int) -> tuple[int, ...]:
     """Return the rows of each rank; the larger parts are spread evenly over the ranks."""
     bounds = [num_vertices * r // ranks for r in range(ranks + 1)]

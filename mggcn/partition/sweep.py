@@ -32,13 +32,16 @@ class Chunk:
         return int(self.indptr.shape[0]) - 1
 
 
-def sweep(matrix: CSR, edges: int = EDGES, rows: int = ROWS) -> Iterator[Chunk]:
+def sweep(matrix: CSR, edges: int = EDGES, rows: int = ROWS, *, span: range | None = None) -> Iterator[Chunk]:
     """Yield the rows in order, at most `rows` rows and `edges` entries at a time; a longer row comes alone.
+
+    span: consecutive rows that are swept, by default all.
 
     Cost: reads indptr, indices and values once. Raises: GraphError for a pointer or a column outside the matrix.
     """
-    for start in range(0, matrix.num_rows, rows):
-        indptr = matrix.read_pointers(start, min(start + rows, matrix.num_rows) + 1)
+    span = range(matrix.num_rows) if span is None else span
+    for start in range(span.start, span.stop, rows):
+        indptr = matrix.read_pointers(start, min(start + rows, span.stop) + 1)
         low, last = 0, indptr.shape[0] - 1
         while low < last:
             high = int(np.searchsorted(indptr, indptr[low] + edges, side="right")) - 1

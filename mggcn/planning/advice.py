@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mggcn.aggregate.base import Strategy
 from mggcn.errors import ConfigError, GraphError, PlanError
@@ -100,6 +100,13 @@ def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
             yield f"--strategy {best} would fit into {human(needs[best])}"
     if run.recompute == "off" and (need := _estimate(plan, recompute="on")) <= limit:
         yield f"--set run.recompute=on, which makes products again backwards, would fit into {human(need)}"
+    if (
+        plan.config.sample.batch
+        and not plan.config.evaluates_by_blocks
+        and not plan.config.sample.compare_gradient
+        and (need := _estimate(plan, evaluate="blocks")) <= limit
+    ):
+        yield f"--set train.evaluate=blocks, which evaluates layer by layer, would fit into {human(need)}"
     if plan.ranks[0].pruned and _estimate(plan, prune="off") <= limit:
         yield "--set debug.prune=off, which computes all rows from one copy of the graph, would fit"
 
@@ -124,7 +131,12 @@ def _narrowed(hidden: tuple[int, ...], share: float) -> tuple[int, ...]:
 
 
 def _estimate(
-    plan: RunPlan, ranks: int | None = None, share: float = 1.0, by: Strategy | None = None, **settings: Any
+    plan: RunPlan,
+    ranks: int | None = None,
+    share: float = 1.0,
+    by: Strategy | None = None,
+    evaluate: Literal["auto", "whole", "blocks"] = "auto",
+    **settings: Any,
 ) -> int:
     """Predicted peak of the largest rank for another number of ranks, narrower layers or other settings of [run]."""
     ranks = ranks or plan.config.run.ranks
@@ -133,7 +145,9 @@ def _estimate(
     shape = plan.shape
     try:
         run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport, **settings)
-        config = dataclasses.replace(plan.config, model=model, run=run)
+        own = plan.config.train.evaluate
+        train = dataclasses.replace(plan.config.train, evaluate=own if evaluate == "auto" else evaluate)
+        config = dataclasses.replace(plan.config, model=model, train=train, run=run)
         if ranks == plan.config.run.ranks:
             stats = plan.stats
             chosen = set(range(ranks))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from mggcn.aggregate.base import Strategy
 from mggcn.aggregate.local import LocalPlan
@@ -24,6 +24,7 @@ from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats
 from mggcn.planning.batches import first_block, gathered_first, stack_of
+from mggcn.planning.by_blocks import BlockEvaluation, plan_blocks
 from mggcn.planning.links import pair_rows, scoring_of
 from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape
@@ -43,6 +44,9 @@ class RunDecisions:
     """Statistics of the blocks of layers that do not compute all rows."""
     stack: Stack | None = None
     """The blocks of a step, if it does not run over the whole graph."""
+    network: Network | None = None
+    evaluations: dict[int, BlockEvaluation] = field(default_factory=dict, compare=False)
+    """Evaluations by blocks that were planned, by the rows of a rank."""
 
     @staticmethod
     def of(
@@ -97,7 +101,20 @@ class RunDecisions:
             required=required,
             smaller=smaller,
             stack=stack,
+            network=network,
         )
+
+    def by_blocks(self, rank: int) -> BlockEvaluation | None:
+        """Return how a rank evaluates by blocks, as all of its number of rows do; None if by the whole graph's program."""
+        if not self.config.evaluates_by_blocks:
+            return None
+        rows = self.stats.counts[rank]
+        if rows not in self.evaluations:
+            entries = self.stats.num_entries
+            self.evaluations[rows] = plan_blocks(
+                self.config, self.shape, rows, self._sizes(rank), entries, self.network
+            )
+        return self.evaluations[rows]
 
     def inputs(self, rank: int, nnz: int) -> InputShape:
         """Return the shape of a rank's input; nnz: of its matrices."""
@@ -114,6 +131,10 @@ class RunDecisions:
 
     def sizes(self, rank: int) -> Sizes:
         """Return the sizes that determine a rank's buffers."""
+        sizes, found = self._sizes(rank), self.by_blocks(rank)
+        return sizes if found is None else replace(sizes, rows={**sizes.rows, **found.rows})
+
+    def _sizes(self, rank: int) -> Sizes:
         run = self.config.run
         rows, device = self.stats.counts[rank], DEVICES[run.device]
         sets = {OWNED: rows} | ({} if self.stack is None else self.stack.rows) | pair_rows(self.config, self.shape)
@@ -121,7 +142,7 @@ class RunDecisions:
 
     def aggregations(self, rank: int) -> tuple[Plans, Plans]:
         """Return a rank's plans of training epochs, and of evaluation and set-up, by block."""
-        run, plan = self.config.run, self.strategy.plan
+        run, plan, found = self.config.run, self.strategy.plan, self.by_blocks(rank)
         training, exact = (plan(run, self.stats, rank, self.shape.symmetric, training) for training in (True, False))
         # The rows of A^T that are left are the columns of A: two matrices, also of a symmetric graph.
         smaller = {block: plan(run, stats, rank, False, True) for block, stats in self.smaller.items()}
@@ -136,7 +157,7 @@ class RunDecisions:
             else LocalPlan(size, block in back)
             for block, size in zip(stack.blocks, stack.capacities, strict=True)
         }
-        return blocks, {WHOLE: exact}
+        return blocks, {WHOLE: exact} if found is None else found.plans
 
     def panel_width(self) -> int:
         """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks use the width that fits the

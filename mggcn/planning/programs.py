@@ -12,22 +12,33 @@ from mggcn.model.lower import Plans, lower, lower_setup
 from mggcn.model.network import Values
 from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
+from mggcn.planning.by_blocks import BlockEvaluation
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The programs of a rank: training epochs, evaluations, set-up if it computes anything, and the exact gradient."""
+    """The programs of a rank: training epochs, evaluations, set-up if it computes anything, and the exact gradient.
+
+    stages: of an evaluation by blocks, over a chunk; evaluate then says what it costs and sends, and is not run.
+    """
 
     train: Program
     evaluate: Program
     setup: Program | None
     exact: Program | None
     """Training over the whole graph, where steps over batches are compared with it."""
+    stages: tuple[Program, ...] = ()
+
+    @property
+    def over_whole(self) -> tuple[Program, ...]:
+        """Return the programs but training's that run over the whole graph."""
+        evaluate = None if self.stages else self.evaluate
+        return tuple(p for p in (evaluate, self.setup, self.exact) if p is not None)
 
     @property
     def all(self) -> tuple[Program, ...]:
         """Return the programs that the rank has."""
-        return tuple(p for p in (self.train, self.evaluate, self.setup, self.exact) if p is not None)
+        return (self.train, *self.over_whole, *self.stages)
 
     @property
     def arena_bytes(self) -> int:
@@ -47,7 +58,9 @@ class Lowering:
         self.panel = panel
         self._known: dict[tuple[tuple[tuple[RowSet, int], ...], tuple[tuple[BufferSpec, ...], ...]], Programs] = {}
 
-    def programs(self, sizes: Sizes, training: Plans, evaluation: Plans) -> Programs:
+    def programs(
+        self, sizes: Sizes, training: Plans, evaluation: Plans, by_blocks: BlockEvaluation | None = None
+    ) -> Programs:
         """Return the programs of a rank. Raises: PlanError for an inconsistent program."""
         values = self._values
         graphs = [graph for graph in (values.training, values.exact) if graph is not None]
@@ -64,9 +77,13 @@ class Lowering:
         key = (tuple(sizes.rows.items()), slots)
         if key not in self._known:
             train = lower("train", values.training, sizes, training)
-            evaluate = lower("evaluate", values.evaluation, sizes, evaluation)
+            if by_blocks is None:
+                evaluate = lower("evaluate", values.evaluation, sizes, evaluation)
+            else:
+                evaluate = by_blocks.whole
+            stages = () if by_blocks is None else by_blocks.programs
             hops = values.input.aggregated
             setup = lower_setup(evaluation[WHOLE], sizes, values.num_features, self.panel, hops) if self.panel else None
             exact = None if values.exact is None else lower("exact", values.exact, sizes, evaluation)
-            self._known[key] = Programs(train, evaluate, setup, exact)
+            self._known[key] = Programs(train, evaluate, setup, exact, stages)
         return self._known[key]

@@ -101,16 +101,20 @@ def set_bytes(blocks: Iterable[Block]) -> int:
 
 
 def build_blocks(
-    training: Mapping[Block, AggregationPlan], evaluation: AggregationPlan, context: BuildContext, data: DataConfig
+    training: Mapping[Block, AggregationPlan],
+    evaluation: AggregationPlan | None,
+    context: BuildContext,
+    data: DataConfig,
 ) -> BlockAggregations:
-    """Build a rank's aggregations over every block. data: says which vertices train. Collective.
+    """Build a rank's aggregations over every block. data: says which vertices train. evaluation: None if nothing runs over
+    the whole graph. Collective.
 
     Cost: as each would cost alone; a sweep over the edges for each set of required rows but the first.
     Raises: GraphError if the training split is missing; as AggregationPlan.build.
     """
     if WHOLE not in training:
         local = {block: plan.build(context).training for block, plan in training.items()}
-        return BlockAggregations(local, {WHOLE: evaluation.build(context).exact})
+        return BlockAggregations(local, {} if evaluation is None else {WHOLE: evaluation.build(context).exact})
     whole = training[WHOLE].build(context)
     sets, built = _required_sets(training, context, data), dict[Block, RankAggregations]()
     for block, plan in training.items():

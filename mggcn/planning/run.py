@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
-from mggcn.aggregate.base import AggregationPlan, Strategy
+from mggcn.aggregate.base import AggregationPlan, Matrix, Strategy
 from mggcn.aggregate.steps import Send, Step, bytes_sent, num_messages, num_products
 from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.blocks.block import WHOLE, Block, Stack
@@ -30,6 +30,7 @@ from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
 from mggcn.planning.batches import device_bytes, feed_bytes, gathered_first, hops_back, pads_batches, stack_of
+from mggcn.planning.by_blocks import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.links import pair_bytes, pair_matrix, score_sums
 from mggcn.planning.programs import Lowering, Programs
@@ -71,6 +72,8 @@ class RankPlan:
     """What every aggregating layer computes in training epochs."""
     pinned_bytes: int = 0
     """Memory of the host in which batches wait for a GPU."""
+    by_blocks: BlockEvaluation | None = None
+    """How evaluations run by blocks; None: by the whole graph's program."""
 
     @property
     def train(self) -> Program:
@@ -244,25 +247,27 @@ def plan_ranks(
 def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMemory, figures: Figures) -> RankPlan:
     config, shape, stats, required = common.config, common.shape, common.stats, common.required
     training, evaluation = common.aggregations(rank)
-    exact, graph, num_ranks = evaluation[WHOLE], config.model.aggregates, len(stats.counts)
+    exact, graph, num_ranks = evaluation.get(WHOLE), config.model.aggregates, len(stats.counts)
+    by_blocks = common.by_blocks(rank)
     # Of blocks, evaluation's matrices stay beside those of a step.
-    held = (*training.values(), *(() if WHOLE in training else (exact,))) if graph else ()
+    held = (*training.values(), *(() if WHOLE in training or exact is None else (exact,))) if graph else ()
     # P tiles on each of P ranks are many, but often of few sizes.
     tiles = Counter(held[0].matrices if graph else ())
     nnz = sum(matrix.nnz * count for matrix, count in tiles.items())
     forward = tiles + Counter(chain.from_iterable(plan.matrices for plan in held[1:]))
     backward = Counter(chain.from_iterable(plan.matrices_t for plan in held))
+    chunks = Counter[Matrix]() if by_blocks is None else Counter([by_blocks.matrix])
     for matrix in (*forward, *backward):
         check_tile_nnz(matrix.nnz, num_ranks)
     inputs = common.inputs(rank, nnz)
     values, rank_sizes = common.values, common.sizes(rank)
-    choice = replace(values.input, nbytes=input_bytes(config, values.input, inputs))
-    programs = lowering.programs(rank_sizes, training, evaluation)
+    choice = replace(values.input, nbytes=0 if by_blocks else input_bytes(config, values.input, inputs))
+    programs = lowering.programs(rank_sizes, training, evaluation, by_blocks)
     states = {
         kind.name: training[kind.block].state(kind.name, op.cols, rank_sizes.operand)
         for op, kind in aggregations(programs.train.ops)
     }
-    drawn = held[:-1] if common.stack is not None else ()
+    drawn = [plan for plan in held if plan is not exact] if common.stack is not None else ()
     indices = sum(plan.index_bytes for plan in held)
     assignment = stats.assignment_bytes + set_bytes(training)
     pairs = pair_matrix(config, shape, rank_sizes.owned, common.stack)
@@ -275,10 +280,10 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         rows=rank_sizes.owned,
         input=choice,
         inputs=inputs,
-        forward=forward,
+        forward=forward + chunks,
         backward=backward,
         pairs=pairs,
-        drawn=Counter(matrix for plan in drawn for matrix in (*plan.matrices, *plan.matrices_t)),
+        drawn=Counter(matrix for plan in drawn for matrix in (*plan.matrices, *plan.matrices_t)) + chunks,
         index_bytes=indices,
         assignment_bytes=assignment,
         figures=figures,
@@ -299,6 +304,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         regions["batches on their way"] = sizes.gradient_bytes + (
             device_bytes(config, shape, common.stack, values) if pinned else on_host
         )
+    if by_blocks is not None:
+        regions["evaluation by blocks"] = by_blocks.nbytes
     if pairs is not None:
         regions["pairs and their scores"] = pair_bytes(config, shape, pairs)
     if programs.exact:
@@ -325,4 +332,5 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         else (score_bytes(config, shape) or 9 * shape.num_classes * 8,),
         rows=required,
         pinned_bytes=pinned,
+        by_blocks=by_blocks,
     )

@@ -172,7 +172,9 @@ def _batches(plan: RunPlan) -> list[str]:
         return []
     rank = plan.largest
     nbytes = rank.regions["batches on their way"]
-    return ["", *batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes)]
+    evaluated = [] if rank.by_blocks is None else ["", *rank.by_blocks.lines(len(plan.ranks))]
+    lines = batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes)
+    return ["", *lines, *evaluated]
 
 
 def _explained(rank: RankPlan, plan: RunPlan) -> list[str]:
@@ -220,7 +222,10 @@ def _regions(plan: RunPlan, rank: RankPlan) -> list[str]:
     rows.append(("predicted peak", f"{rank.total_bytes:,}", human(rank.total_bytes)))
     paper = f"L + {3 if rank.ranks > 1 else 1}"
     names = {"evaluate": "evaluation", "setup": "set-up", "exact": "the exact gradient"}
-    notes = [f"{names[p.name]} {human(p.arena.nbytes)}" for p in rank.programs.all if p.name in names]
+    notes = [f"{names[p.name]} {human(p.arena.nbytes)}" for p in rank.programs.over_whole if p.name in names]
+    if rank.programs.stages:
+        most = max(program.arena.nbytes for program in rank.programs.stages)
+        notes = [f"a chunk of the evaluation {human(most)}", *notes]
     return [
         "memory",
         *table(("region", "bytes", ""), rows),

@@ -276,11 +276,8 @@ def _not_written(target: Path, error: OSError) -> RunError:
 
 
 def by_neighbourhood(config: Config) -> bool:
-    """Return whether scores of some vertices are computed from their neighbourhood alone.
-
-    Elsewhere all vertices are computed: on GPUs, and by models that read types of edges.
-    """
-    return config.run.device == "cpu" and config.model.kind != "rgcn"
+    """Return whether scores of some vertices are computed from their neighbourhood alone: on CPUs; elsewhere of all."""
+    return config.run.device == "cpu"
 
 
 def scorer_of(
@@ -334,7 +331,6 @@ def pair_scores(
 
 def _scored(rank: Rank) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
     """Evaluate; return the scores (V, C) of a rank's rows, their ids, and which of them it counts. Collective."""
-    rank.trainer.evaluate()
     rows = rank.trainer.runtime.inputs.owned
     mine = slice(None) if rows.owned is None else rows.owned.cpu().numpy()
     return rank.trainer.scores(), rows.ids.cpu().numpy(), mine

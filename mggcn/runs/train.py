@@ -102,8 +102,8 @@ def plan_that_fits(
     Raises: PlanError before anything is allocated; ConfigError, GraphError.
     """
     config, choice = resolve_auto(config, graph)
-    plan, partition = plan_graph(config, graph, shared=shared)
     limit = config.run.memory_limit or memory_limit(config) // at_once
+    plan, partition = plan_graph(config, graph, shared=shared, limit=limit)
     require_fit(plan, limit, room_of(config) if at_once == 1 else None)
     run = config.run
     here = run.ranks if run.transport == "threads" else num_gpus_used(run.ranks, run.transport)

@@ -213,7 +213,7 @@ def tune_products(
         rank.trainer.step(1)
         most_s = max(budget * (time.perf_counter() - began), LEAST_S)
         programs = rank.trainer.runtime.programs
-        if programs["evaluate"].aggregations != programs["train"].aggregations:
+        if "evaluate" not in programs or programs["evaluate"].aggregations != programs["train"].aggregations:
             rank.trainer.evaluate()
         told = report if comm.rank == 0 else _untold
         began = time.perf_counter()

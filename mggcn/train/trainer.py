@@ -21,6 +21,7 @@ from mggcn.config import Config
 from mggcn.feed.batch import Feed, WholeGraph
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER
+from mggcn.train.by_blocks import BlockEvaluator
 from mggcn.train.checkpoint import Progress
 from mggcn.train.comparison import Comparison
 from mggcn.train.epoch import LOSS, LoadBatch, Repeated, TrainingEpoch
@@ -54,6 +55,7 @@ class RankTrainer:
         feed: Feed | None = None,
         load: LoadBatch = lambda batch: None,
         alike: bool = True,
+        by_blocks: BlockEvaluator | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -74,6 +76,7 @@ class RankTrainer:
         self.compare_every: int = 0 if plan.programs.exact is None else config.sample.compare_gradient
         self._comparison = Comparison(runtime, self._epoch) if self.compare_every else None
         self._score_again = Repeated(lambda: runtime.run(runtime.programs["evaluate"]), runtime.backend, comm)
+        self._by_blocks = by_blocks
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress: Progress = Progress()
         self.epoch_seconds: EpochSeconds = EpochSeconds()
@@ -169,17 +172,30 @@ class RankTrainer:
         counts: Counts = runtime.counts.cpu().numpy()
         return counts
 
-    def _forward(self) -> None:
-        self.runtime.backend.activate()
-        self.runtime.counts.zero_()
-        self._score_again()
+    def _forward(self, *, every: bool = False) -> None:
+        """Compute the scores of the vertices of any split, or of `every` vertex, and count them."""
+        runtime = self.runtime
+        runtime.backend.activate()
+        runtime.counts.zero_()
+        if self._by_blocks is None:
+            self._score_again()
+            return
+        self._by_blocks.run(every=every)
+        if (target := runtime.inputs.owned.target) is not None:  # links are scored from the embeddings
+            target.count(runtime.backend, self.logits(), runtime.counts)
 
     def logits(self) -> torch.Tensor:
-        """Return the logits (V, C) of the last evaluation; valid until the next epoch."""
-        return self.runtime.programs["evaluate"].result
+        """Return the logits (V, C) of the last evaluation; valid until the next epoch, of vertices in any split."""
+        return self.runtime.programs["evaluate"].result if self._by_blocks is None else self._by_blocks.result
 
     def scores(self) -> npt.NDArray[Any]:
-        """Return the logits (V, C) of the last evaluation on the host, in the type of the weights."""
+        """Return the logits (V, C) of every vertex on the host, in the type of the weights. Cost: a forward pass.
+
+        Collective.
+        """
+        self._forward(every=True)
+        if self._comm.size > 1:
+            self._comm.synchronize()
         return self.logits().to(self.runtime.weights.flat.dtype).cpu().numpy()
 
     def fit(

@@ -181,3 +181,29 @@ def test_a_thread_of_the_feed_that_fails_ends_all_ranks(
     as_batches_are_drawn(monkeypatch, 6, fail)
     command = ["train", community, *SETTINGS, "--ranks", "2", "--transport", "threads", "--out", tmp_path / "run"]
     assert "memory" in refused(capsys, *command, code=1)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_evaluation_by_blocks_gives_the_same_run(ranks: int, community: Path, tmp_path: Path) -> None:
+    """Fails if training depends on how scores are computed, or scores and predictions differ beyond rounding."""
+    found = {}
+    for how in ("whole", "blocks"):
+        run = tmp_path / how
+        settings = [*SETTINGS, "--ranks", str(ranks), "--set", f"train.evaluate={how}"]
+        assert run_main("train", community, *settings, "--out", run) == 0
+        assert run_main("predict", run) == 0
+        found[how] = np.load(run / "scores.npy")
+    assert same_tensors(tmp_path / "whole", tmp_path / "blocks")
+    rows, others = (history(tmp_path / how) for how in found)
+    assert [row["val"] for row in rows] == pytest.approx([row["val"] for row in others])
+    np.testing.assert_allclose(found["blocks"], found["whole"], atol=1e-5 * np.abs(found["whole"]).max())
+
+
+def test_evaluation_by_blocks_needs_batches(
+    community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the setting is ignored, or a folder is written before it is refused."""
+    run = tmp_path / "run"
+    assert run_main("train", community, "--set", "train.evaluate=blocks", "--out", run) == 2
+    assert "set sample.batch, such as 1024, or leave train.evaluate out" in capsys.readouterr().err
+    assert not run.exists()

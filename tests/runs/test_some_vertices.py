@@ -17,8 +17,8 @@ from mggcn.cli.entry import main
 from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.options import GraphOptions
 from mggcn.memory.device import DEVICES
-from mggcn.runs.predict import scorer_of
 from tests.graphs import make_graph, pattern
 
 N, D, C = 61, 7, 4
@@ -116,17 +116,24 @@ def test_runs_on_batches() -> None:
     assert_rows_of_all(trainer, [7, 1], 1e-10)
 
 
-def test_relations_are_computed_for_all_vertices() -> None:
-    """Fails if a model that reads types of edges is scored without them, or some of its rows cannot be asked for."""
+@pytest.mark.parametrize("weighted", [False, True])
+def test_types_of_edges_are_read(weighted: bool) -> None:
+    """Fails if a model that reads types of edges is scored without them, or by other means than the whole graph's."""
     edges = np.random.default_rng(3).integers(0, 30, (2, 200))
     features = np.random.default_rng(5).normal(size=(30, D)).astype(np.float32)
     graph = mggcn.load(
-        edges, edge_types=np.arange(200) % 3, features=features, labels=np.arange(30) % C, splits={"train": range(20)}
+        edges,
+        edge_types=np.arange(200) % 3,
+        weights=np.random.default_rng(4).uniform(0.5, 2, 200) if weighted else None,
+        features=features,
+        labels=np.arange(30) % C,
+        splits={"train": range(20)},
+        options=GraphOptions(duplicates="sum"),
     )
-    trainer = trained(graph, {"kind": "rgcn"}, precision="fp32")
-    assert_rows_of_all(trainer, [4, 1], 0)
-    with pytest.raises(PlanError, match="no types of edges"):
-        scorer_of(trainer.config, graph, trainer.plan.run.shape, trainer.state_dict())
+    trainer = trained(graph, {"kind": "rgcn"})
+    assert_rows_of_all(trainer, [4, 1, 29], 1e-10)
+    if weighted:
+        return
     # A model that does not read types takes parallel edges of several relations one by one.
     assert_rows_of_all(trained(graph, {"kind": "gat", "heads": 1}), [4, 1], 1e-10)
 

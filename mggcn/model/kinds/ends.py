@@ -1,4 +1,4 @@
-"""Where a program begins and ends: the constant input, the loss, the score.
+"""Where a program begins and ends: the constant input, the loss, the score; and rows that one stage keeps for another.
 
 V rows of this rank, D features, C classes.
 """
@@ -94,3 +94,29 @@ class Score(PlainKind):
     def run(self, rt: Runtime, op: Op) -> None:
         if self.counted:
             require(rt.inputs.rows[op.sets[0]].target).count(rt.backend, op.tensor(rt, 0), rt.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(PlainKind):
+    """Rows of a row set that an earlier stage has kept (model/stages.py), in memory of this name. Runs no op."""
+
+    stored = False
+    name: str
+    of: RowSet
+
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        return self.of
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep(PlainKind):
+    """Has the operand written to kept memory of this name instead of the arena. Runs no op."""
+
+    stored = False
+    name: str
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        """Do nothing."""

@@ -88,21 +88,28 @@ def build_tiles(
     dtype: npt.DTypeLike,
     threads: int,
     only: RowColumnMask = EVERYTHING,
+    span: range | None = None,
 ) -> tuple[Tile, ...]:
     """Cut the rows that `rank` owns into P tiles, with missing diagonals inserted if `self_loops`.
 
     only: which entries, diagonals included; the tiles have all V rows, and those that are not required are empty.
+    span: consecutive rows, where one rank has all vertices in their order: the tile has these rows alone.
 
     Columns ascend in each row, except inserted diagonals, which come last where the rank keeps the original order.
     Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
     Raises: GraphError if a tile has 2^31 nonzeros or more, or the matrix changed between the sweeps.
     """
-    ranks, rows = owners.num_ranks, owners.counts[rank]
+    ranks, first = owners.num_ranks, 0
+    if span is not None:
+        owners, first = Assignment(owners.owner, owners.local, (span.stop,)), span.start
+    rows = owners.counts[rank] - first
     indptr = np.zeros((ranks, rows + 1), np.int64)
+    # Kernels find the pointers of a row by its number, from that of row 0 on.
+    pointers_at = indptr.ctypes.data - first * indptr.itemsize
     count, fill = native.kernel("mggcn_tile_count"), native.kernel("mggcn_tile_fill")
-    for chunk in sweep(matrix):
+    for chunk in sweep(matrix, span=span):
         arguments = sweep_arguments(chunk, owners, rank, self_loops, only)
-        count(ctypes.byref(arguments), indptr.ctypes.data, threads)
+        count(ctypes.byref(arguments), pointers_at, threads)
     for pointers in indptr:
         np.cumsum(pointers, out=pointers)
         check_tile_nnz(int(pointers[-1]), ranks)
@@ -113,15 +120,15 @@ def build_tiles(
     addresses = (ctypes.c_void_p * (ranks + 1))(*[a.ctypes.data for a in indices], ctypes.addressof(changed))
     value_addresses = (ctypes.c_void_p * ranks)(*[None if a is None else a.ctypes.data for a in values])
     wide = int(np.dtype(dtype) == np.float64)
-    for chunk in sweep(matrix):
+    for chunk in sweep(matrix, span=span):
         arguments = sweep_arguments(chunk, owners, rank, self_loops, only)
-        fill(ctypes.byref(arguments), indptr.ctypes.data, addresses, value_addresses, wide, ranks, threads)
+        fill(ctypes.byref(arguments), pointers_at, addresses, value_addresses, wide, ranks, threads)
     if changed.value:
         raise GraphError("the matrix changed between two sweeps over it; leave the graph alone, and start again")
     tiles = tuple(Tile(p, i, v) for p, i, v in zip(indptr, indices, values, strict=True))
     sort = native.kernel("mggcn_tile_sort")
     for owner, (p, tile) in enumerate(zip(indptr, tiles, strict=True)):
-        if _keeps_order(owners, owner):
+        if span is not None or _keeps_order(owners, owner):
             continue
         weights = None if tile.values is None else tile.values.ctypes.data
         sort(p.ctypes.data, rows, tile.indices.ctypes.data, weights, wide, threads)

@@ -1,0 +1,229 @@
+"""Evaluation by blocks: layer by layer, over some vertices and all of their in-neighbours at a time, on the host.
+
+Rows of all vertices that a layer leaves for the next are kept (`KeptMemory`); features and edges are read from the graph
+where they are. N vertices, T rows of a chunk, D features, C columns of scores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mggcn.aggregate.local import LocalBlock
+from mggcn.aggregate.relations import upload_tile
+from mggcn.backend.base import KernelBackend
+from mggcn.blocks.block import RowSet
+from mggcn.comm.base import Communicator
+from mggcn.comm.shared_memory import shared_memory
+from mggcn.feed.features import VertexFeatures
+from mggcn.feed.gather import GatheredRows
+from mggcn.feed.norm_scales import NormScales
+from mggcn.graph.csr import CSR, Graph
+from mggcn.memory.arena import ArenaPlan, Placement
+from mggcn.model.program import Program
+from mggcn.model.runtime import Inputs, Rows
+from mggcn.model.stages import RESULT, Stage, of_all
+from mggcn.partition.order import Assignment
+from mggcn.partition.rows.required import required_sets
+from mggcn.partition.rows.shard import ShardOptions
+from mggcn.partition.rows.tiles import RowColumnMask, Tile, build_tiles
+from mggcn.partition.rows.typed import typed_tiles
+from mggcn.planning.by_blocks import INPUT, BlockEvaluation
+from mggcn.train.runtime import BoundProgram, RankRuntime, buffer_view
+
+Mask = npt.NDArray[np.bool_]
+
+
+class KeptMemory:
+    """Rows of all vertices that stages keep, by name: in memory that the ranks of a machine share. Making it is collective.
+
+    Every rank writes rows of its own; what it has written, others read after `barrier`.
+    """
+
+    def __init__(self, plan: ArenaPlan, comm: Communicator, backend: KernelBackend) -> None:
+        self._comm = comm
+        memory = shared_memory(plan.nbytes, comm) if comm.size > 1 else backend.allocate(plan.nbytes)
+        self.rows: dict[str, Tensor] = {p.spec.name: buffer_view(memory, p) for p in plan.placements}
+
+    def barrier(self) -> None:
+        """Wait until every rank has written and read what it had to. Collective."""
+        if self._comm.size > 1:
+            self._comm.barrier()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluatedGraph:
+    """What an evaluation reads of the graph: in-edges, features, and the scales of the vertices.
+
+    options: the normalisation of the edges. everyone: all vertices as one rank's, in their order. required: by layer, the
+    input's first, which rows scores depend on, bool (N,); None: all.
+    """
+
+    adj_t: CSR
+    features: VertexFeatures
+    norm: NormScales | None
+    options: ShardOptions
+    everyone: Assignment
+    required: Sequence[Mask | None]
+
+
+class BlockEvaluator:
+    """Evaluates on one rank: a contiguous share of the vertices, of about equal numbers of edges. Making it is collective.
+
+    runtime: has the weights; its arena serves a chunk. owned int64 (V,): the vertices whose scores the rank returns.
+    """
+
+    def __init__(
+        self,
+        plan: BlockEvaluation,
+        graph: EvaluatedGraph,
+        runtime: RankRuntime,
+        arena: Tensor,
+        owned: npt.NDArray[np.int64],
+    ) -> None:
+        backend, comm = runtime.backend, runtime.comm
+        self._plan, self._graph, self._backend, self._arena = plan, graph, backend, arena
+        self._kept = KeptMemory(plan.kept, comm, backend)
+        self._runtime = RankRuntime(
+            backend=backend,
+            programs={},
+            inputs=Inputs(rows={}),
+            weights=runtime.weights,
+            signals=runtime.signals,
+            counts=runtime.counts,
+            clock=runtime.clock,
+            comm=comm,
+        )
+        self._edges = LocalBlock(backend, back=False)
+        self._spans = tuple(_spans(graph.adj_t, comm, plan))
+        self._mapped = _in_place(graph.features, backend.dtype)
+        spec = plan.features if self._mapped is None else None
+        self._gathered = GatheredRows(graph.features, spec, backend.dtype)
+        # Ids of all vertices, of which nothing reads more than how many there are.
+        self._all = torch.zeros(1, dtype=torch.int64).expand(graph.adj_t.num_rows)
+        rows = self._kept.rows[RESULT]
+        ordered = owned.size == rows.shape[0] and (owned == np.arange(owned.size)).all()
+        self._index = None if ordered else torch.from_numpy(owned.astype(np.int32))
+        memory = backend.allocate(0 if ordered else plan.result.nbytes)
+        self.result: Tensor = rows if ordered else buffer_view(memory, Placement(plan.result, 0, 0, 0))
+        """The scores (V, C) of the rank's vertices by the last evaluation: of those that it was asked for."""
+
+    def run(self, *, every: bool) -> None:
+        """Compute the scores of the vertices of any split, or of `every` vertex. Collective.
+
+        Cost: every edge and every row once a layer, as far as these depend on them.
+        """
+        self._kept.barrier()  # the last result has been read
+        # What the plan keeps features for may be stored as they are read.
+        if INPUT in self._kept.rows and self._mapped is None:
+            for span in self._spans:
+                self._kept.rows[INPUT][span.start : span.stop].copy_(self._features_of(span))
+            self._kept.barrier()
+        for stage, program in zip(self._plan.stages.stages, self._plan.programs, strict=True):
+            required = None if every else self._graph.required[stage.number]
+            for span in self._spans:
+                if required is None or required[span.start : span.stop].any():
+                    self._compute(stage, program, span, required)
+            self._kept.barrier()
+        if self._index is not None:
+            self._backend.gather_rows(self._kept.rows[RESULT], self._index, self.result)
+
+    def _compute(self, stage: Stage, program: Program, span: range, required: Mask | None) -> None:
+        """Run a stage over the rows of a span, and keep what later stages read of them."""
+        count, kept = len(span), dict[str, Tensor]()
+        for name, rows in self._kept.rows.items():
+            kept[name], kept[of_all(name)] = rows[span.start : span.stop], rows
+        inside = {
+            p.spec.name: buffer_view(self._arena, p)[: count if p.spec.row_set else None]
+            for p in program.arena.placements
+        }
+        aggregations = {}
+        if stage.block is not None:
+            aggregations[stage.block] = self._edges
+            self._load(self._tile(span, required))
+        self._runtime.inputs = self._inputs(stage, span)
+        self._runtime.run(BoundProgram(program, self._arena, aggregations, kept | inside))
+
+    def _tile(self, span: range, required: Mask | None) -> Tile:
+        """Return the in-edges of a span's rows, as the whole graph's tile has them; of rows that are not required none."""
+        graph, options = self._graph, self._graph.options
+        build = functools.partial(
+            build_tiles,
+            owners=graph.everyone,
+            rank=0,
+            self_loops=options.self_loops,
+            dtype=options.dtype,
+            threads=options.threads,
+            only=RowColumnMask(rows=required),
+            span=span,
+        )
+        (tile,) = typed_tiles(build, graph.adj_t)
+        return tile
+
+    def _load(self, tile: Tile) -> None:
+        like = None if self._edges.loaded is None else self._edges.loaded[0]
+        if tile.types is None:
+            self._edges.load(self._backend.sparse(tile.indptr, tile.indices, tile.values, like), None)
+        else:
+            self._edges.load(upload_tile(self._backend, tile), None)
+
+    def _inputs(self, stage: Stage, span: range) -> Inputs:
+        """Return what ops read of a span's rows, and of those of all vertices over an aggregation."""
+        some, upload = slice(span.start, span.stop), self._backend.upload
+        found = (None, None) if self._graph.norm is None else self._graph.norm.of(np.arange(span.start, span.stop))
+        row, col = (None if scale is None else upload(scale) for scale in found)
+        dense = whole = None
+        if stage.needs_input:
+            whole = self._kept.rows.get(INPUT) if self._mapped is None else self._mapped
+            dense = self._features_of(span) if whole is None else whole[some]
+        ids = upload(np.arange(span.start, span.stop))
+        rows: dict[RowSet, Rows] = {stage.rows: Rows(ids=ids, row_scale=row, col_scale=col, dense=dense)}
+        if stage.block is not None:
+            rows[stage.block.sources] = Rows(ids=self._all, dense=whole)
+        return Inputs(rows=rows)
+
+    def _features_of(self, span: range) -> Tensor:
+        """Return the features (T, D) of a span's rows, in the type of activations."""
+        return self._gathered.gather(np.arange(span.start, span.stop))
+
+
+def required_rows(graph: Graph, evaluated: Mask, layers: int, threads: int) -> tuple[Mask | None, ...]:
+    """Return which rows of each layer, the input's first, scores of the `evaluated` vertices depend on; None: all.
+
+    Cost: a sweep over the edges for each layer, unless all vertices are evaluated.
+    """
+    if evaluated.all():
+        return (None,) * (layers + 1)
+    return tuple(reversed(required_sets(graph, evaluated, layers + 1, threads)))
+
+
+def _spans(adj_t: CSR, comm: Communicator, plan: BlockEvaluation) -> Iterator[range]:
+    """Yield the ranges of rows that this rank computes one after the other, each within the plan's chunk."""
+    pointers, rows = adj_t.indptr.array(), adj_t.num_rows
+    shares = [int(np.searchsorted(pointers, adj_t.nnz * rank // comm.size)) for rank in range(comm.size)]
+    first, end = ([*shares, rows][comm.rank + place] for place in (0, 1))
+    first = 0 if comm.rank == 0 else first
+    while first < end:
+        most = int(np.searchsorted(pointers, pointers[first] + plan.edges_at_once, side="right")) - 1
+        last = min(max(most, first + 1), first + plan.chunk.targets, end)
+        yield range(first, last)
+        first = last
+
+
+def _in_place(features: VertexFeatures, dtype: torch.dtype) -> Tensor | None:
+    """Return the features (N, D) where they are stored, if they are as activations are, else None."""
+    stored = features.graph.features
+    if stored is None or isinstance(stored, CSR) or features.row_normalize or dtype != torch.float32:
+        return None
+    array = np.ascontiguousarray(stored.array())  # as every file is; what is joined or converted is read
+    # Not torch.from_numpy, which warns of a map that cannot be written to; nothing writes to it.
+    memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
+    memory._array = array  # type: ignore[attr-defined]  # keeps the map open
+    return torch.frombuffer(memory, dtype=dtype).view(array.shape)

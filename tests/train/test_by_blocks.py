@@ -1,0 +1,244 @@
+"""Evaluation by blocks, layer by layer, beside that of the whole graph's program."""
+
+from __future__ import annotations
+
+import dataclasses
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mggcn.assemble.plan import plan_graph
+from mggcn.assemble.rank import Rank
+from mggcn.config import Config, SampleConfig
+from mggcn.errors import ConfigError, PlanError
+from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.memory.units import MIB
+from mggcn.planning import by_blocks
+from mggcn.planning.advice import require_fit
+from mggcn.planning.text import render
+from mggcn.train.by_blocks import BlockEvaluator
+from tests.feed.test_blocks import MODELS, config_of, graph_of
+from tests.graphs import make_graph, on_ranks, pattern
+from tests.model.test_rgcn import typed_graph
+from tests.train import test_links as links
+from tests.train.tasks import labelled
+
+KINDS: dict[str, dict[str, Any]] = {
+    **MODELS,
+    "sgc": {"kind": "sgc", "hops": 2, "hidden": ()},
+    "appnp": {"kind": "appnp", "hops": 2},
+    "rgcn": {"kind": "rgcn", "bases": 3},
+    "loops, batch norm": {"kind": "gcn", "self_loops": True, "norm_layer": "batch", "residual": "linear"},
+}
+DEFAULT = {("gcn", 1), ("sage", 2), ("gat", 2), ("gin", 1), ("rgcn", 2), ("jumping", 1), ("loops, batch norm", 2)}
+CASES = [
+    pytest.param(name, ranks, marks=() if (name, ranks) in DEFAULT else pytest.mark.full)
+    for name in KINDS
+    for ranks in (1, 2, 3)
+]
+
+
+def batches(config: Config, **changes: Any) -> Config:
+    """The run on batches, with settings of [train], [run] and [data] changed."""
+    config = dataclasses.replace(config, sample=SampleConfig(batch=14, fanout=(3,) * config.model.num_aggregations))
+    for part in ("train", "run", "data"):
+        own = {key: value for key, value in changes.items() if hasattr(getattr(config, part), key)}
+        config = dataclasses.replace(config, **{part: dataclasses.replace(getattr(config, part), **own)})
+    return config
+
+
+def evaluated(config: Config, graph: Graph, how: str) -> list[tuple[Any, Any, Any]]:
+    """Scores of the splits, logits of every vertex, and their ids on each rank, after an epoch."""
+
+    def body(rank: Rank) -> tuple[Any, Any, Any]:
+        rank.trainer.step(0)
+        found = rank.trainer.evaluate()
+        return found, rank.trainer.scores(), rank.trainer.runtime.inputs.owned.ids.numpy()
+
+    return on_ranks(batches(config, evaluate=how), graph, body)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have several chunks, of few rows or few edges."""
+    monkeypatch.setattr(by_blocks, "CHUNK_ROWS", 17)
+    monkeypatch.setattr(by_blocks, "CHUNK_EDGES", 60)
+
+
+def compare(config: Config, graph: Graph, tolerance: float) -> None:
+    for whole, blocks in zip(*(evaluated(config, graph, how) for how in ("whole", "blocks")), strict=True):
+        assert (
+            blocks[0] == pytest.approx(whole[0], rel=tolerance)
+            if None not in whole[0].values()
+            else blocks[0] == whole[0]
+        )
+        np.testing.assert_allclose(blocks[1], whole[1], rtol=0, atol=tolerance * np.abs(whole[1]).max())
+        np.testing.assert_array_equal(blocks[2], whole[2])
+
+
+def test_ranks_that_share_batches() -> None:
+    """Fails if what steps exchange is in the way of an evaluation by blocks."""
+    compare(batches(config_of(2, KINDS["gat"]), batches="cooperative"), graph_of(), 1e-12)
+
+
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+def test_scores_are_the_whole_graphs(name: str, ranks: int) -> None:
+    """Fails if a layer reads other rows than were kept, an edge or a rank's share is lost, or rows are mixed up."""
+    graph = typed_graph("random") if name == "rgcn" else graph_of()
+    compare(batches(config_of(ranks, KINDS[name])), graph, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["gin", "gat", "sage-max", "appnp"])
+def test_same_bits_where_the_order_of_products_is_the_same(name: str) -> None:
+    """Fails if a row's sum has other entries than the whole graph's, or in another order, in single precision."""
+    graph = make_graph(pattern("directed", 61, 5), num_features=7, num_classes=4, sparse=False, weighted=True, seed=4)
+    config = batches(config_of(1, KINDS[name]), precision="fp32", row_normalize=name == "gin")
+    (whole,), (blocks,) = (evaluated(config, graph, how) for how in ("whole", "blocks"))
+    np.testing.assert_array_equal(blocks[1], whole[1])
+
+
+@pytest.mark.parametrize("case", ["bce", "mse", "order", "sparse, bf16", "hub"])
+def test_tasks_orders_and_inputs(case: str) -> None:
+    """Fails if labels meet other vertices' scores, an order of the rows is not undone, or features are read otherwise."""
+    graph, changes, tolerance = graph_of(), dict[str, Any](), 1e-12
+    match case:
+        case "bce":
+            graph, changes = labelled(graph, case), {"metric": "roc_auc"}
+        case "mse":
+            graph, changes = labelled(graph, case), {"metric": "r2", "loss": "mse"}
+        case "order":
+            changes = {"order": "permute"}
+        case "hub":
+            graph = make_graph(pattern("hub-row", 90, 5), num_features=7, num_classes=4, sparse=False, seed=4)
+        case _:
+            graph = make_graph(
+                pattern("weighted", 61, 5), num_features=7, num_classes=4, sparse=True, weighted=True, seed=4
+            )
+            changes, tolerance = {"precision": "bf16"}, 0
+    loss = {"loss": "bce"} if case == "bce" else {}
+    config = config_of(2 if case == "mse" else 1, KINDS["gin" if "bf16" in case else "sage"])
+    compare(batches(config, **changes, **loss), graph, tolerance)
+
+
+def test_rows_that_no_score_depends_on_are_left_out() -> None:
+    """Fails if chunks far from the splits' vertices are computed, or a score misses a row that it depends on."""
+    graph = make_graph(pattern("path", 200, 1), num_features=7, num_classes=4, sparse=False, seed=4)
+    train, val = np.zeros((2, 200), bool)
+    train[[0, 5]], val[[9, 40]] = True, True
+    splits = {"train": ArrayRows(train[None]), "val": ArrayRows(val[None])}
+    graph = dataclasses.replace(graph, splits=splits, labels=ArrayRows(np.arange(200) % 4))
+    config, computed = batches(config_of(1, KINDS["sage"])), list[range]()
+    compute = BlockEvaluator._compute
+
+    def watched(self: BlockEvaluator, stage: Any, program: Any, span: range, required: Any) -> None:
+        computed.append(span)
+        compute(self, stage, program, span, required)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(BlockEvaluator, "_compute", watched)
+        (whole,), (blocks,) = (
+            on_ranks(batches(config, evaluate=how), graph, lambda rank: rank.trainer.evaluate())
+            for how in ("whole", "blocks")
+        )
+    assert blocks == whole
+    assert max(span.stop for span in computed) <= 40 + 2 + 17
+    compare(config, graph, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["gat", "rgcn"])
+def test_nothing_is_allocated_beyond_the_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if what is kept, or a chunk, takes more memory than its region of the plan, but for Python's own objects."""
+    for what in ("CHUNK_ROWS", "CHUNK_EDGES"):
+        monkeypatch.setattr(by_blocks, what, 3000)
+    adj = (np.random.default_rng(2).random((1500, 1500)) < 0.02).astype(np.float32)
+    graph = typed_graph("random") if name == "rgcn" else make_graph(
+        adj, num_features=64, num_classes=8, sparse=True, seed=1
+    )  # fmt: skip
+    taken = list[int]()
+
+    def body(rank: Rank) -> None:
+        assert rank.plan.by_blocks is not None
+        evaluator, kept = rank.trainer._by_blocks, rank.plan.by_blocks.kept.nbytes
+        assert evaluator is not None
+        evaluator.run(every=True)
+        tracemalloc.start()
+        evaluator.run(every=False)
+        taken.append(tracemalloc.get_traced_memory()[1] + kept)
+        tracemalloc.stop()
+        assert taken[0] <= rank.plan.regions["evaluation by blocks"] + 64 * 1024
+        assert rank.plan.regions["features"] == 0
+
+    on_ranks(batches(config_of(1, KINDS[name]), evaluate="blocks"), graph, body)
+    assert taken
+
+
+def test_auto_takes_blocks_where_the_whole_graph_does_not_fit() -> None:
+    """Fails if memory that would do is refused, a limit below both is not, or the plan does not say what it takes."""
+    graph = make_graph(np.eye(4000, k=1), num_features=600, num_classes=8, sparse=False, seed=1)
+    config = batches(dataclasses.replace(config_of(1, {"kind": "gcn", "hidden": (16,)})), precision="fp32")
+    plans = {
+        how: plan_graph(batches(config, evaluate=how, precision="fp32"), graph)[0]
+        for how in ("whole", "blocks", "auto")
+    }
+    needs = {how: plan.largest.total_bytes for how, plan in plans.items()}
+    assert plans["auto"].config.train.evaluate == "whole"
+    assert needs["auto"] == needs["whole"] > needs["blocks"] + 8 * MIB
+    limit = (needs["whole"] + needs["blocks"]) // 2
+    chosen = plan_graph(config, graph, limit=limit)[0]
+    assert (chosen.config.train.evaluate, chosen.largest.total_bytes) == ("blocks", needs["blocks"])
+    assert "evaluation by blocks of all in-neighbours" in render(chosen, limit)
+    require_fit(chosen, limit)
+    with pytest.raises(PlanError, match=r"--set train.evaluate=blocks, which evaluates layer by layer, would fit into"):
+        require_fit(plans["whole"], limit)
+    # Where neither fits, the advice starts from the smaller one.
+    few = needs["blocks"] - 1
+    with pytest.raises(PlanError, match=r"needs .* but only .* may be used"):
+        require_fit(plan_graph(config, graph, limit=few)[0], few)
+
+
+def test_runs_that_cannot_evaluate_by_blocks() -> None:
+    """Fails if a setting that would be ignored is taken, or the message does not say what to change."""
+    config = config_of(1, {"kind": "gcn"})
+    with pytest.raises(ConfigError, match=r"set sample.batch, such as 1024, or leave train.evaluate out"):
+        plan_graph(dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate="blocks")), graph_of())
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        dataclasses.replace(
+            batches(config, evaluate="blocks"), sample=SampleConfig(batch=8, fanout=(2, 2), compare_gradient=1)
+        )
+    with pytest.raises(ConfigError, match="computes on CPUs"):
+        batches(config, evaluate="blocks", device="cuda")
+
+
+def test_ranks_share_what_is_kept() -> None:
+    """Fails if a rank has kept rows of its own, which no message would bring to the others."""
+
+    def body(rank: Rank) -> float:
+        evaluator = rank.trainer._by_blocks
+        assert evaluator is not None
+        rows = evaluator._kept.rows["result"]
+        evaluator._kept.barrier()
+        if rank.plan.rank == 1:
+            rows[3, 1] = 7.5
+        evaluator._kept.barrier()
+        return float(rows[3, 1])
+
+    found = on_ranks(batches(config_of(3, KINDS["gcn"]), evaluate="blocks"), graph_of(), body)
+    assert found == [7.5] * 3
+    assert torch.tensor(found).unique().numel() == 1
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_links_are_scored_by_the_same_embeddings(ranks: int) -> None:
+    """Fails if a vertex that is in no split, and the end of a link, is not computed."""
+    graph = links.graph_of()
+    config = links.config_of(ranks, {"kind": "sage", "aggregator": "mean"}, sample={"batch": 20, "fanout": (3, 2)})
+    found = []
+    for how in ("whole", "blocks"):
+        train = dataclasses.replace(config.train, evaluate=how)
+        found.append(on_ranks(dataclasses.replace(config, train=train), graph, lambda rank: rank.trainer.links())[0])
+    assert found[0]
+    for split, scores in found[0].items():
+        assert found[1][split] == pytest.approx(scores, rel=1e-9)
