@@ -50,7 +50,7 @@ def batches(config: Config, **changes: Any) -> Config:
     return config
 
 
-def evaluated(config: Config, graph: Graph, how: str) -> list[tuple[Any, Any, Any]]:
+def evaluated(config: Config, graph: Graph, how: str, **sample: Any) -> list[tuple[Any, Any, Any]]:
     """Scores of the splits, logits of every vertex, and their ids on each rank, after an epoch."""
 
     def body(rank: Rank) -> tuple[Any, Any, Any]:
@@ -58,7 +58,8 @@ def evaluated(config: Config, graph: Graph, how: str) -> list[tuple[Any, Any, An
         found = rank.trainer.evaluate()
         return found, rank.trainer.scores(), rank.trainer.runtime.inputs.owned.ids.numpy()
 
-    return on_ranks(batches(config, evaluate=how), graph, body)
+    config = batches(config, evaluate=how)
+    return on_ranks(dataclasses.replace(config, sample=dataclasses.replace(config.sample, **sample)), graph, body)
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +69,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_blocks, "CHUNK_EDGES", 60)
 
 
-def compare(config: Config, graph: Graph, tolerance: float) -> None:
-    for whole, blocks in zip(*(evaluated(config, graph, how) for how in ("whole", "blocks")), strict=True):
+def compare(config: Config, graph: Graph, tolerance: float, **sample: Any) -> None:
+    pairs = (evaluated(config, graph, how, **sample) for how in ("whole", "blocks"))
+    for whole, blocks in zip(*pairs, strict=True):
         assert (
             blocks[0] == pytest.approx(whole[0], rel=tolerance)
             if None not in whole[0].values()
@@ -82,6 +84,12 @@ def compare(config: Config, graph: Graph, tolerance: float) -> None:
 def test_ranks_that_share_batches() -> None:
     """Fails if what steps exchange is in the way of an evaluation by blocks."""
     compare(batches(config_of(2, KINDS["gat"]), batches="cooperative"), graph_of(), 1e-12)
+
+
+def test_a_first_layer_from_sums() -> None:
+    """Fails if an evaluation by blocks reads A X, which batches gather, as X."""
+    config = batches(config_of(1, KINDS["gcn"]))
+    compare(config, graph_of(), 1e-12, first="full")
 
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)
