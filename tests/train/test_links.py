@@ -287,3 +287,16 @@ def test_links_of_communities_are_learnt(sample: dict[str, Any]) -> None:
         assert losses[-1] < losses[0]
         assert scores["train"] is None
         assert scores["test"] > 0.75
+
+
+def test_links_are_scored_from_blocks_too() -> None:
+    """Fails if embeddings that are computed layer by layer lack a vertex of a pair, or differ from the whole graph's."""
+    graph, found = graph_of(), list[Any]()
+    for evaluate in ("whole", "blocks"):
+        config = config_of(2, sample={"batch": 40, "fanout": (3, 2)}, decoder=(4,))
+        train = dataclasses.replace(config.train, evaluate=evaluate)
+        config = dataclasses.replace(config, train=train)
+        found += on_ranks(
+            config, graph, lambda rank: (rank.trainer.step(0), rank.trainer.evaluate(), rank.trainer.links())
+        )
+    assert all(one == found[0] for one in found)
