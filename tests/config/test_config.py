@@ -65,6 +65,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "clip_norm": 2.5,
         "patience": 11,
         "eval_every": 2,
+        "evaluate": "whole",
         "loss": "cross_entropy",
         "class_weights": "balanced",
         "label_smoothing": 0.1,
@@ -75,6 +76,7 @@ CHANGED: dict[str, dict[str, Any]] = {
         "checkpoint_every": 9,
         "checkpoint_minutes": 0.5,
     },
+    "links": {"embedding": 17, "decoder": (9, 3), "negatives": 4, "negatives_from": "in-batch"},
     "run": {
         "ranks": 5,
         "threads": 2,
