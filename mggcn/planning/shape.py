@@ -107,7 +107,8 @@ def partition_stats(
     sparse = shape.feature_nnz is not None
     sizes = (shape.num_features, shape.num_classes, graph.num_relations)
     depth = num_aggregations(network or NETWORKS[model.kind], model, *sizes, sparse=sparse)
-    pruned = config.run.prune == "auto" and depth > 0 and shape.task != "links"  # which read all vertices
+    # Links read all vertices, and batches are pruned by themselves.
+    pruned = config.run.prune == "auto" and depth > 0 and shape.task != "links" and not config.sample.batch
 
     def count() -> PartitionStats:
         training = training_rows(graph, data.splits, data.split) if pruned else None
