@@ -366,7 +366,10 @@ class Trainer:
         result = self.result()
         chosen = result["best"] if weights == "best" else result["final"]
         if chosen is None or chosen[split] is None:
-            raise ConfigError(f"{self._graph.name} has no {split} vertices to score")
+            links = self._graph.task == "links"
+            if links and split == "train":
+                raise ConfigError("training links have no fixed negatives to be scored against; choose val or test")
+            raise ConfigError(f"{self._graph.name} has no {split} {'links' if links else 'vertices'} to score")
         return float(chosen[split])
 
     def result(self) -> dict[str, Any]:

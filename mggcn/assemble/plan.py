@@ -43,6 +43,7 @@ from mggcn.partition.make import is_cached, make_partition
 from mggcn.partition.rows.partition import RowStats, row_owners
 from mggcn.partition.rows.required import expected_shares
 from mggcn.planning.advice import Room
+from mggcn.planning.batches import check_batches
 from mggcn.planning.links import check_links
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import RunPlan, plan_run
@@ -63,6 +64,7 @@ def resolve(config: Config, graph: Graph) -> Config:
     """Return the configuration with every `auto` replaced by the choice for this graph and machine."""
     train, run = config.train, config.run
     train = resolve_task(train, graph)
+    check_batches(config)
     check_links(config, graph)
     if run.transport == "auto":
         run = dataclasses.replace(run, transport="single" if run.ranks == 1 else run.process_transport)

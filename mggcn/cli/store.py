@@ -56,8 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{printable(store)}: {graph.summary()}; {'checksums hold' if checksums else unchecked}")
     elif arguments.action == "export":
         files = list(export(graph, arguments.out, arguments.force))
-        arguments.answer = {"store": store, "files": files}
-        print(*map(printable, files), sep="\n")
+        dropped = graph.links.keys() - {"train"} and arguments.out.suffix != ".pt"
+        remarks = ["validation and test links, and their negatives, are left out; .pt has them"] if dropped else []
+        arguments.answer = {"store": store, "files": files} | ({"remarks": remarks} if remarks else {})
+        print(*map(printable, files), *(f"note: {remark}" for remark in remarks), sep="\n")
     elif arguments.json:
         arguments.answer = info_dict(graph, store)
     else:

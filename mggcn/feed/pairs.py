@@ -30,7 +30,8 @@ Ids = npt.NDArray[np.int64]
 class LinkDraws:
     """The pairs that a step has for training links, Rows int32 (T, 2): each link, and `negatives` pairs without one.
 
-    in_batch: whether destinations without a link are those of the step's links, instead of any vertex.
+    in_batch: whether destinations without a link are those of the step's links, instead of any vertex. The source is never
+    one, and in a batch neither is the link's own destination; of links for which that leaves none, they are any vertex.
     """
 
     links: Rows
@@ -46,13 +47,30 @@ class LinkDraws:
         read = self.links.array()
         sources, destinations = read[own].astype(np.int64).T
         key = seed, step % 2**32
-        if self.in_batch:
-            place = draw_below(max(links.size, 1), key, own, self.negatives, stream=STREAM)
-            drawn = read[links[place.ravel()], 1].astype(np.int64)
-        else:
-            drawn = draw_below(self.num_vertices, key, own, self.negatives, stream=STREAM).ravel()
+        drawn = self._of_step(key, links, own) if self.in_batch else self._any_other(key, own, sources)
         heads = np.concatenate([sources, np.repeat(sources, self.negatives)])
-        return heads, np.concatenate([destinations, drawn])
+        return heads, np.concatenate([destinations, drawn.ravel()])
+
+    def _any_other(self, key: tuple[int, int], own: Ids, sources: Ids) -> Ids:
+        """Return destinations (M, negatives) that are not the source."""
+        drawn = draw_below(self.num_vertices - 1, key, own, self.negatives, stream=STREAM)
+        return drawn + (drawn >= sources[:, None])
+
+    def _of_step(self, key: tuple[int, int], links: Ids, own: Ids) -> Ids:
+        """Return destinations (M, negatives) of a step's links that are neither end of the own link, if it has others."""
+        read = self.links.array()
+        # Links whose destination is one of both ends are skipped: two ranges of the sorted destinations.
+        every, ends = np.sort(read[links, 1]).astype(np.int64), np.sort(read[own].astype(np.int64).T, 0)
+        first, after = np.searchsorted(every, ends), np.searchsorted(every, ends, side="right")
+        others = every.size - (after - first).sum(0)
+        place = draw_below(others, key, own, self.negatives, stream=STREAM)
+        for start, stop in zip(first, after, strict=True):
+            place += (place >= start[:, None]) * (stop - start)[:, None]
+        drawn = every[np.minimum(place, every.size - 1)]
+        none = others == 0
+        if none.any():
+            drawn[none] = self._any_other(key, own[none], read[own[none], 0])
+        return drawn
 
     def left_out(self, links: Ids) -> Ids:
         """Return the keys of a step's links and their reverses, as the sampler leaves edges out."""

@@ -29,7 +29,8 @@ def export(graph: Graph, target: Path, overwrite: bool = False) -> list[Path]:
 
     .txt .edges .tsv .csv, also .gz: a line for each edge, source, target and, where there are any, weight and type;
     .csv has a header. .npz: the adjacency for scipy.sparse.load_npz. .pt: PyG's `Data` with all arrays. .parquet: the
-    edges, and beside them NAME.vertices.parquet with what vertices have.
+    edges, and beside them NAME.vertices.parquet with what vertices have. Links that are scored are in .pt alone: for each
+    part, as in `val_edge_label_index` (2, M) and `val_negatives` (M, K), destinations.
     Cost: one pass over all that is written, in bounded memory; .npz and .pt hold it in memory.
     Raises: ConfigError for another suffix, or a package that is missing; StoreError if a file exists or cannot be written.
     """
@@ -123,6 +124,11 @@ def _write_pyg(graph: Graph, file: BinaryIO, path: Path) -> None:
     for name, masks in graph.splits.items():
         found = masks.read(0, masks.shape[0])
         data[f"{name}_mask"] = torch.from_numpy(found[0] if len(found) == 1 else np.ascontiguousarray(found.T))
+    for name, rows in graph.links.items():
+        found = rows.read(0, rows.shape[0]).astype(np.int64)
+        data[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(found[:, :2].T))
+        if name != "train":
+            data[f"{name}_negatives"] = torch.from_numpy(np.ascontiguousarray(found[:, 2:]))
     torch.save(data, file)
 
 

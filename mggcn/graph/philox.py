@@ -33,14 +33,21 @@ def philox(key: tuple[int, int], counter: Words) -> Words:
 
 
 def draw_below(
-    bound: int, key: tuple[int, int], items: npt.NDArray[Any], count: int, *, stream: int, salt: int = 0
+    bound: int | npt.NDArray[np.int64],
+    key: tuple[int, int],
+    items: npt.NDArray[Any],
+    count: int,
+    *,
+    stream: int,
+    salt: int = 0,
 ) -> npt.NDArray[np.int64]:
     """Return `count` uniform whole numbers in [0, bound) for each item, (n, count): draw j of item e has a name of its own.
 
     Counter: (stream + j // 2, e low, e high, salt), so streams must lie apart; dropout and the sampler have those below
-    0xC0000000. bound: at most 2^31. Numbers are the high part of 64 random bits times bound.
+    0xC0000000. bound: at most 2^31, one for all or (n,). Numbers are the high part of 64 random bits times bound.
     """
     blocks, drawn = -(-count // 2), np.empty((items.size, count), np.int64)
+    bounds = np.broadcast_to(np.asarray(bound, np.uint64), items.shape)
     step = max(1, CACHED // blocks)
     for start in range(0, items.size, step):
         some = items[start : start + step].astype(np.uint64)
@@ -48,7 +55,7 @@ def draw_below(
         number = np.tile(np.arange(blocks, dtype=np.uint64), some.size) + np.uint64(stream)
         words = philox(key, np.stack([number, e & _LOW, e >> _HALF, np.full(e.size, salt, np.uint64)]))
         high, low = words.T.reshape(-1, 2).T
-        times = np.uint64(bound)
+        times = np.repeat(bounds[start : start + step], 2 * blocks)
         below = (high * times + (low * times >> _HALF)) >> _HALF
         drawn[start : start + step] = below.reshape(some.size, 2 * blocks)[:, :count]
     return drawn

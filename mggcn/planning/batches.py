@@ -33,6 +33,22 @@ DEGREE_BYTES = 72
 """Bytes a row of a block for what its degrees are scaled by."""
 
 
+def check_batches(config: Config) -> None:
+    """Refuse settings that only batches read where there are none. Raises: ConfigError."""
+    sample, run = config.sample, config.run
+    if sample.batch:
+        return
+    if sample.deal != "global":
+        raise ConfigError(
+            f"sample.deal is {sample.deal}, and without sample.batch nothing is dealt out; set sample.batch, such as 1024"
+        )
+    if run.batches == "cooperative" and run.ranks > 1:
+        raise ConfigError(
+            "run.batches is cooperative, and without sample.batch the whole graph is one step; set sample.batch, such as "
+            "1024"
+        )
+
+
 def batch_lines(
     config: Config, shape: GraphShape, stack: Stack, steps: int, nbytes: int, pinned_bytes: int
 ) -> list[str]:

@@ -59,8 +59,8 @@ def check_links(config: Config, graph: Graph) -> None:
         )
     if config.sample.deal != "global":
         raise ConfigError(
-            f"sample.deal {config.sample.deal} deals out training vertices, and links are dealt by their sources; choose "
-            "global"
+            f"sample.deal {config.sample.deal} deals out training vertices, and a step's links are drawn from all; choose "
+            "global where links are predicted"
         )
     if config.sample.compare_gradient:
         raise ConfigError(
@@ -114,7 +114,7 @@ def pair_bytes(config: Config, shape: GraphShape, matrix: Matrix) -> int:
     pairs = matrix.nnz // 2
     drawn = 8 * pairs + 4 * matrix.nnz + 8 * (matrix.rows + 1)
     loaded = (8 + real) * matrix.nnz + (real + 1) * pairs
-    order = 10 * (shape.num_training or 0)  # numbers of links, and on several ranks who has each
+    order = 10 * (shape.num_training or 0)  # numbers of links, and on several ranks the rank of each
     return batches * drawn + loaded + DRAWING_BYTES * pairs + order + _scoring_bytes(config, shape)
 
 

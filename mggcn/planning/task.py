@@ -14,7 +14,7 @@ from mggcn.graph.csr import Graph, Task, columns
 LOSSES: Final[Mapping[Task, tuple[str, ...]]] = MappingProxyType(
     {"classes": ("cross_entropy",), "labels": ("bce",), "numbers": ("mse", "mae"), "links": ("bce",)}
 )
-HITS: Final = MappingProxyType({f"hits@{k}": k for k in (10, 20, 50, 100)})
+HITS: Final = MappingProxyType({f"hits@{k}": k for k in (1, 3, 5, 10, 20, 50, 100)})
 """Scores of links that count those above the k-th best pair without a link, by name."""
 COUNTED: Final = ("accuracy", "balanced_accuracy", "macro_f1", "micro_f1")
 """Metrics that follow from counts; others need the scores of all vertices in one place."""
@@ -39,8 +39,8 @@ def resolve_task(train: TrainConfig, graph: Graph) -> TrainConfig:
         changes["loss"] = LOSSES[task][0]
     elif train.loss not in LOSSES[task]:
         raise ConfigError(
-            f"train.loss {train.loss} does not fit {graph.name}, whose labels are {_what(graph)}; choose "
-            f"{' or '.join(LOSSES[task])}, or prepare the labels as another task (--task)"
+            f"train.loss {train.loss} does not fit {graph.name}, {_predicted(graph)}; choose {' or '.join(LOSSES[task])}"
+            + (", or prepare the labels as another task (--task)" if task != "links" else "")
         )
     if train.metric == "auto":
         default = "mae" if train.loss == "mae" else METRICS[task][0]
@@ -49,7 +49,7 @@ def resolve_task(train: TrainConfig, graph: Graph) -> TrainConfig:
         changes["metric"] = named if named in METRICS[task] else default
     elif train.metric not in METRICS[task]:
         raise ConfigError(
-            f"train.metric {train.metric} does not fit {graph.name}, whose labels are {_what(graph)}; choose one of "
+            f"train.metric {train.metric} does not fit {graph.name}, {_predicted(graph)}; choose one of "
             f"{', '.join(METRICS[task])}"
         )
     _check_classes(train, graph)
@@ -74,7 +74,7 @@ def _check_classes(train: TrainConfig, graph: Graph) -> None:
         if named:
             one = len(named) == 1
             raise ConfigError(
-                f"{', '.join(named)} belong{'s' * one} to classes, but {graph.name} has {_what(graph)}; leave "
+                f"{', '.join(named)} belong{'s' * one} to classes, but {graph.name} {_has(graph)}; leave "
                 f"{'it' if one else 'them'} out"
             )
         return
@@ -91,7 +91,15 @@ def _check_labels(train: TrainConfig, num_classes: int, name: str, *, named: boo
         raise ConfigError(f"train.ignored_labels names {unknown[0]}, but {name} has the classes 0 .. {num_classes - 1}")
 
 
-def _what(graph: Graph) -> str:
+def _has(graph: Graph) -> str:
+    """Return what is predicted of a graph, after its name."""
     if graph.task == "links":
-        return "its links"
-    return "one class a vertex" if graph.task == "classes" else columns(graph.task, graph.num_classes)
+        return "is split into links"
+    return f"has {columns(graph.task, graph.num_classes)}"
+
+
+def _predicted(graph: Graph) -> str:
+    """Return the same as a clause that follows the name."""
+    if graph.task == "links":
+        return "which is split into links"
+    return f"whose labels are {'one class a vertex' if graph.task == 'classes' else columns(graph.task, graph.num_classes)}"

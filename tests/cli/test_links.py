@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import mggcn
 from mggcn.graph.csr import Graph
@@ -42,6 +43,19 @@ def test_prepare_splits_links(store: Path, capsys: pytest.CaptureFixture[str]) -
     assert "pairs and their scores" in text
 
 
+def test_links_are_exported(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if another program ranks other pairs, or pairs are left out of a file without a word."""
+    graph = mggcn.load(store)
+    assert run_main("store", "export", store, tmp_path / "links.pt") == 0
+    assert "note" not in capsys.readouterr().out
+    data = torch.load(tmp_path / "links.pt", weights_only=False)
+    for name, rows in graph.links.items():
+        found = [data[f"{name}_edge_label_index"].T, *([data[f"{name}_negatives"]] if name != "train" else [])]
+        np.testing.assert_array_equal(np.concatenate(found, 1), rows.array())
+    assert run_main("store", "export", store, tmp_path / "links.csv") == 0
+    assert "note: validation and test links, and their negatives, are left out" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "more", [[], BATCHES, ["--ranks", "2", "--transport", "threads"]], ids=["whole", "batch", "ranks"]
 )
@@ -64,7 +78,7 @@ def test_runs_on_links_resume_with_the_same_bits(more: list[str], store: Path, t
     found = result(tmp_path / "whole")
     assert found["metric"] == "roc_auc"
     assert found["links"].keys() == {"val", "test"}
-    assert found["links"]["test"].keys() == {"roc_auc", "mrr", "hits@10", "hits@20", "hits@50", "hits@100"}
+    assert found["links"]["test"].keys() == {"roc_auc", "mrr", *(f"hits@{k}" for k in (1, 3, 5, 10, 20, 50, 100))}
     assert found["links"]["val"]["roc_auc"] == pytest.approx(found["best"]["val"], rel=1e-12)
     assert all(row["train"] is None for row in history(tmp_path / "whole"))
     assert run_main("report", tmp_path / "whole") == 0
@@ -88,13 +102,25 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
         ["train", "SOURCE", "--out", "OUT", "--set", "links.negatives=2"],
         "links.negatives is for",
     ),
-    "another metric": (["train", "STORE", "--out", "OUT", "--set", "train.metric=accuracy"], "roc_auc, mrr, hits@10"),
+    "another metric": (["train", "STORE", "--out", "OUT", "--set", "train.metric=accuracy"], "roc_auc, mrr, hits@1"),
     "a metric of links": (
         ["train", "SOURCE", "--out", "OUT", "--set", "train.metric=mrr"],
         "train.metric mrr does not fit",
     ),
-    "classes": (["train", "STORE", "--out", "OUT", "--set", "train.label_smoothing=0.1"], "belongs to classes"),
+    "classes": (
+        ["train", "STORE", "--out", "OUT", "--set", "train.label_smoothing=0.1"],
+        "belongs to classes, but community_200_1500 is split into links",
+    ),
     "bf16": (["train", "STORE", "--out", "OUT", "--precision", "bf16"], "choose mixed"),
+    "a loss": (["train", "STORE", "--out", "OUT", "--set", "train.loss=mse"], "which is split into links; choose bce"),
+    "dealt without batches": (
+        ["train", "STORE", "--out", "OUT", "--set", "sample.deal=ranges"],
+        "nothing is dealt out",
+    ),
+    "shared without batches": (
+        ["train", "STORE", "--out", "OUT", "--ranks", "2", "--set", "run.batches=cooperative"],
+        "the whole graph is one step",
+    ),
     "another split": (["train", "STORE", "--out", "OUT", "--split", "1"], "one split of its links"),
     "shared": (
         [
@@ -118,7 +144,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     ),
     "dealt": (
         ["train", "STORE", "--out", "OUT", "--set", "model.hidden=8", *BATCHES, "--set", "sample.deal=ranges"],
-        "dealt by their sources",
+        "drawn from all",
     ),
     "compared": (
         ["train", "STORE", "--out", "OUT", "--set", "model.hidden=8", *BATCHES, "--compare-gradient", "1"],

@@ -74,6 +74,53 @@ def test_negatives_are_no_edges_and_have_names() -> None:
     assert 0.3 < sources.mean() < 0.7  # an undirected link has either end as its source
 
 
+def test_directed_negatives_have_no_edge_in_either_direction() -> None:
+    """Fails if v -> u is no reason not to compare u -> v with it, though scores do not tell which end comes first."""
+    graph = graph_of("directed", 31)
+    edges = dense(graph.adj)
+    assert (edges != edges.T).any()
+    for name, rows in split_links(graph, SHARES, negatives=9, seed=4).links.items():
+        if name != "train":
+            links = rows.array()
+            assert not (edges + edges.T)[links[:, :1], links[:, 2:]].any()
+
+
+def hubs(n: int, absent: int) -> Graph:
+    """Vertex 0 has edges to all but the last `absent`, and others are in a ring."""
+    adj = np.roll(np.eye(n), 1, 1)
+    adj[0, : n - absent] = 1
+    adj = np.maximum(adj, adj.T)
+    np.fill_diagonal(adj, 0)
+    return make_graph(adj, num_features=1, num_classes=1, seed=1)
+
+
+def test_negatives_of_a_hub_are_all_that_are_left() -> None:
+    """Fails if a vertex with edges to nearly all others is refused, or what it has no edge to is not drawn alike."""
+    graph = hubs(400, 4)
+    found = split_links(graph, (0.5, 0.25, 0.25), negatives=50, seed=2)
+    edges = dense(graph.adj)
+    drawn = np.concatenate([rows.array() for name, rows in found.links.items() if name != "train"])
+    assert not edges[drawn[:, :1], drawn[:, 2:]].any()
+    assert (drawn[:, :1] != drawn[:, 2:]).all()
+    of_hub = drawn[drawn[:, 0] == 0, 2:]
+    left = np.flatnonzero(edges[0] == 0)[1:]
+    counts = np.bincount(of_hub.ravel(), minlength=400)
+    np.testing.assert_allclose(counts[left], of_hub.size / left.size, atol=4 * (of_hub.size / left.size) ** 0.5)
+
+
+def test_links_of_a_vertex_with_all_edges() -> None:
+    """Fails if an undirected link keeps a source without negatives, or what is left out of a directed graph is not said."""
+    graph = hubs(60, 0)
+    found = split_links(graph, (0.5, 0.25, 0.25), negatives=3)
+    assert all((rows.array()[:, 0] > 0).all() for name, rows in found.links.items() if name != "train")
+    assert "not scored" not in str(mggcn.describe(found))
+    directed = make_graph(np.triu(dense(graph.adj)), num_features=1, num_classes=1, seed=1)
+    found = split_links(directed, (0.5, 0.25, 0.25), negatives=3)
+    some = sum(rows.shape[0] for rows in found.links.values())
+    assert 0 < some < directed.num_edges
+    assert f"{directed.num_edges - some} links are not scored" in str(mggcn.describe(found))
+
+
 def test_a_store_keeps_links(tmp_path: Path) -> None:
     """Fails if a part is lost on the way through a store, does not belong to its digest, or a damaged one opens."""
     graph = split_links(graph_of("directed"), SHARES)
@@ -105,9 +152,16 @@ def test_other_shares_leave_parts_empty() -> None:
         (small_graph(), {"negatives": 0}, "negatives must be"),
         (small_graph(), {"seed": -1}, "seed of links"),
         (small_graph(), {"shares": (0.01, 0.5, 0.49)}, "no link to train on"),
-        (small_graph(edge_types=np.arange(8)), {}, "have none"),
+        (small_graph(edge_types=np.arange(8)), {}, "typed edges are not supported"),
+        (small_graph(), {"shares": "0.5,0.25,0.25"}, "as numbers"),
+        (small_graph(), {"shares": 0.5}, "as numbers"),
+        (small_graph(), {"shares": (0.5, 0.25, "a")}, "as numbers"),
+        (small_graph(), {"negatives": 1.5}, "got 1.5"),
+        (small_graph(), {"seed": 1.5}, "whole number"),
+        (small_graph(), {"seed": True}, "whole number"),
+        (small_graph(), {"shares": (0.9, 0.05, 0.05)}, "share 0.05 of its 4 links is too few"),
         (split_links(small_graph(), (0.5, 0.5, 0)), {}, "split into links already"),
-        (make_graph(1 - np.eye(6), num_features=1, num_classes=1, seed=1), {}, "edges to nearly all"),
+        (make_graph(1 - np.eye(6), num_features=1, num_classes=1, seed=1), {}, "edges to or from all"),
     ],
 )
 def test_bad_splits_are_refused(graph: Graph, arguments: dict[str, object], words: str) -> None:

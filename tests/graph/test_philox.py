@@ -21,6 +21,11 @@ def test_draws_are_philox_words_times_the_bound() -> None:
                 counter = (0xC0000000 + number // 2, item % 2**32, item >> 32, 3)
                 words = philox(71, 5, counter)[2 * (number % 2) :]
                 assert drawn == (words[0] << 32 | words[1]) * bound >> 64
+    bounds = np.array([3, 10, 2**31])
+    found = draw_below(bounds, (71, 5), items, 5, stream=0xC0000000, salt=3)
+    for number, bound in enumerate(bounds.tolist()):
+        alone = draw_below(bound, (71, 5), items, 5, stream=0xC0000000, salt=3)
+        np.testing.assert_array_equal(found[number], alone[number])
 
 
 def test_draws_are_uniform() -> None:

@@ -72,6 +72,8 @@ def test_what_pairs_and_links_do_not_have_is_refused(tmp_path: Path, capsys: pyt
     for arguments, words in cases:
         with pytest.raises(ConfigError, match=words):
             trainer.predict(**arguments)
+    with pytest.raises(ConfigError, match="training links have no fixed negatives"):
+        trainer.evaluate("train")
     (tmp_path / "pairs.txt").write_text("0 1\n2\n")
     for arguments_, words in (
         (["--pairs", tmp_path / "pairs.txt"], "two ids a line"),

@@ -52,13 +52,19 @@ def config_of(
 def ends_of(graph: Graph, config: Config, chosen: np.ndarray, step: int) -> Ends:
     """Sources, destinations and labels of all pairs of a step's links, by the names of their draws alone."""
     links, count = graph.links["train"].array().astype(np.int64), config.links.negatives
-    bound = graph.num_vertices if config.links.negatives_from == "uniform" else chosen.size
-    drawn = draw_below(bound, (SEED, step), chosen, count, stream=STREAM)
-    if config.links.negatives_from == "in-batch":
-        drawn = links[chosen[drawn], 1]
+
+    def drawn(among: list[int], link: int) -> list[int]:
+        places = draw_below(len(among), (SEED, step), np.array([link]), count, stream=STREAM)[0]
+        return [among[place] for place in places]
+
+    of_step = sorted(links[chosen, 1].tolist()) if config.links.negatives_from == "in-batch" else []
+    negatives = []
+    for link, (source, destination) in zip(chosen.tolist(), links[chosen].tolist(), strict=True):
+        among = [v for v in of_step if v not in (source, destination)]
+        negatives += drawn(among or [v for v in range(graph.num_vertices) if v != source], link)
     sources, destinations = links[chosen].T
     heads = np.concatenate([sources, np.repeat(sources, count)])
-    return heads, np.concatenate([destinations, drawn.ravel()]), np.arange(heads.size) < chosen.size
+    return heads, np.concatenate([destinations, negatives]), np.arange(heads.size) < chosen.size
 
 
 def decoded(p: Mapping[str, Tensor], config: Config, x: Tensor) -> Tensor:
