@@ -21,8 +21,8 @@ class LinksConfig:
     negatives: Annotated[int, Range(1, 1024)] = 1
     """Pairs without a link that training draws for each link, anew in every step: its source and another destination."""
     negatives_from: Literal["uniform", "in-batch"] = "uniform"
-    """Destinations of the pairs without a link. uniform: all vertices alike; in-batch: those of the step's links, so that
-    vertices with many links are drawn more often, and batches have no further seeds."""
+    """Destinations of the pairs without a link. uniform: any vertex but the source; in-batch: those of the step's other
+    links, so that vertices with many links are drawn more often, and batches have no further seeds."""
 
     def __post_init__(self) -> None:
         _settle(self, "links")

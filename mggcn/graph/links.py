@@ -103,7 +103,7 @@ def _whole(number: object) -> bool:
     return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
-def _checked(shares: Sequence[float]) -> tuple[float, ...]:
+def _checked(shares: Any) -> tuple[float, ...]:
     try:
         found = tuple(map(float, () if isinstance(shares, str) else shares))
     except (TypeError, ValueError):

@@ -44,7 +44,7 @@ def cost_lines(plan: RunPlan, machine: Machine, replication: float | None = None
     rank = f", parts of rank {cost.train.critical}, which computes longest" if len(plan.ranks) > 1 else ""
     caveat = f" ({machine.caveat})" if machine.caveat else ""
     lines = [f"predicted on {machine.title}{caveat}{rank}", *table(("", "seconds", *KINDS.values()), rows)]
-    lines += _batch_lines(cost, plan.steps)
+    lines += _batch_lines(cost, plan.steps) + _link_lines(cost)
     if plan.config.model.aggregates:
         lines += work_lines(plan_work(plan, replication), len(plan.ranks))
     if len(plan.ranks) > 1 and machine.topology is not None:
@@ -63,6 +63,22 @@ def _batch_lines(cost: EpochCost, steps: int) -> list[str]:
         f"a batch is drawn and gathered in {seconds_text(batch.sample_s)} by {threads} (estimated){sent}: a step every "
         f"{seconds_text(cost.step_s)}, {batch.limit(train_s)}; an epoch {seconds_text(steps * cost.step_s)}"
     ]
+
+
+def _link_lines(cost: EpochCost) -> list[str]:
+    """Say what links take on the host beside the programs; nothing for other tasks."""
+    lines = []
+    if cost.pairs_s:
+        lines.append(
+            f"the pairs of an epoch are drawn and sorted in {seconds_text(cost.pairs_s)} (estimated): an epoch "
+            f"{seconds_text(cost.step_s)}"
+        )
+    if cost.scores_s:
+        lines.append(
+            f"validation and test links are scored in {seconds_text(cost.scores_s)} (estimated): an evaluation "
+            f"{seconds_text(cost.evaluate_s)}"
+        )
+    return lines
 
 
 def memory_alone(plan: RunPlan, machine: Machine, in_float32: Machine) -> list[str]:
@@ -136,6 +152,8 @@ def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None)
     if (batch := costs.batch) is not None:
         parts = {"sample_seconds": batch.sample_s, "upload_seconds": batch.upload_s, "step_seconds": costs.step_s}
         found["batch"] = parts | {"epoch_seconds": plan.steps * costs.step_s}
+    if costs.pairs_s or costs.scores_s:
+        found["links"] = {"pair_seconds": costs.pairs_s, "score_seconds": costs.scores_s}
     if (whole := unpruned(plan)) is not None:
         found["training_all_rows"] = {"seconds": training_cost(whole, machine).seconds}
     if plan.config.model.aggregates:

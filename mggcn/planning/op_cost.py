@@ -13,7 +13,8 @@ from typing import Final
 
 from mggcn.aggregate.relations import Relational
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
-from mggcn.cost.batches import BatchCost, Sample
+from mggcn.blocks.block import PAIRS
+from mggcn.cost.batches import PAIR_S, BatchCost, Sample, scored_s
 from mggcn.cost.epoch import Cost, mean_cost, predict
 from mggcn.cost.machine import Machine
 from mggcn.cost.work import Item, Staged, Sum, Work, product
@@ -28,6 +29,7 @@ from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.planning.batches import mean_stack, padded_layout
+from mggcn.planning.links import pair_rows
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 
@@ -46,29 +48,49 @@ SHORT_WORK: Final = 10**9
 @dataclass(frozen=True, slots=True)
 class EpochCost:
     """Predicted costs of a run: a training epoch (the average over a period where they differ) or a step on a batch, an
-    evaluation, and the exact gradient, if steps are compared with it. batch: what a batch takes beside its step.
+    evaluation, and the exact gradient, if steps are compared with it. batch: what a batch takes beside its step. pairs_s:
+    seconds in which the host makes the pairs of a step over the whole graph; scores_s: in which an evaluation scores links.
     """
 
     train: Cost
     evaluate: Cost
     exact: Cost | None = None
     batch: BatchCost | None = None
+    pairs_s: float = 0.0
+    scores_s: float = 0.0
 
     @property
     def step_s(self) -> float:
         """Seconds from a step to the next."""
-        return self.train.seconds if self.batch is None else self.batch.step_s(self.train.seconds)
+        if self.batch is None:
+            return self.train.seconds + self.pairs_s
+        return self.batch.step_s(self.train.seconds)
+
+    @property
+    def evaluate_s(self) -> float:
+        """Seconds of an evaluation with the scores of its links."""
+        return self.evaluate.seconds + self.scores_s
 
 
 def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
     """Predict a training epoch and an evaluation of a plan. Raises: PlanError, ConfigError as `predict`."""
     exact = [rank.programs.exact for rank in plan.ranks if rank.programs.exact is not None]
+    config, shape, batch = plan.config, plan.shape, batch_cost(plan, machine)
+    # Every rank scores its share of the pairs.
+    pairs = -(-shape.num_scored_pairs // len(plan.ranks))
     return EpochCost(
         training_cost(plan, machine),
         _cost(plan, machine, [rank.evaluate for rank in plan.ranks]),
         _cost(plan, machine, exact) if exact else None,
-        batch_cost(plan, machine),
+        batch,
+        PAIR_S * _pairs(plan) if batch is None else 0.0,
+        scored_s(pairs, config.links.embedding, config.links.decoder),
     )
+
+
+def _pairs(plan: RunPlan) -> int:
+    """Return the pairs of a step on a rank, 0 if no links are predicted."""
+    return pair_rows(plan.config, plan.shape).get(PAIRS, 0)
 
 
 def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
@@ -82,7 +104,7 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     # Ranks that share a batch each draw all of it.
     edges = sum(size.edges for size in stack.together or drawn.capacities)
     layout = padded_layout(config, shape, drawn, plan.ranks[0].values)
-    sample = Sample(drawn.capacities[0].sources, edges, layout.feature_bytes * len(layout.inputs))
+    sample = Sample(drawn.capacities[0].sources, edges, layout.feature_bytes * len(layout.inputs), _pairs(plan))
     return BatchCost(
         sample_s=sample.seconds,
         upload_s=layout.nbytes / device.upload if device.upload else 0.0,

@@ -81,7 +81,7 @@ def _duration(plan: RunPlan, machine: Machine, done: int) -> str:
     evaluations = train.epochs // train.eval_every - done // train.eval_every if train.eval_every else 1
     left = train.epochs * train.repeat - done
     epoch = plan.steps * cost.step_s
-    total = left * epoch + evaluations * train.repeat * cost.evaluate.seconds
+    total = left * epoch + evaluations * train.repeat * cost.evaluate_s
     if cost.exact is not None:
         every = plan.config.sample.compare_gradient
         times = train.epochs // every - done // every

@@ -48,7 +48,11 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
             name: getattr(plan.shape, name)
             for name in ("feature_nnz", "aggregated_nnz", "num_training", "num_relations", "repeats", "task")
         }
-        | ({"num_scored": plan.shape.num_scored} if plan.shape.task == "links" else {})
+        | (
+            {name: getattr(plan.shape, name) for name in ("num_scored", "num_scored_pairs")}
+            if plan.shape.task == "links"
+            else {}
+        )
         | ({"copied_bytes": plan.shape.copied_bytes} if plan.shape.copied_bytes else {}),
         "reasons": layer_reasons(plan),
         "rewrites": list(first.values.explained),

@@ -44,6 +44,8 @@ class GraphShape:
     from the graph itself. For links, the number of training links."""
     num_scored: int = 0
     """Links of the larger of validation and test."""
+    num_scored_pairs: int = 0
+    """Validation and test links and all their negatives."""
     copied_bytes: int = 0
     """Bytes of the matrices that batches read and that no file holds as they are, such as those of joined graphs: each rank
     has them in memory of its own."""
@@ -69,20 +71,25 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         training = training_rows(graph, config.data.splits, config.data.split)
         copied = (graph if model.typed else graph.untyped()).adj_t.copied_bytes
         copied += features.copied_bytes if isinstance(features, CSR) else 0
-    links = {name: rows.shape[0] for name, rows in graph.links.items()}
+    scored = [rows.shape for name, rows in graph.links.items() if name != "train"]
+    if graph.links and training is None:
+        num_training: int | None = graph.links["train"].shape[0]
+    else:
+        num_training = None if training is None else int(training.sum())
     return GraphShape(
         name=graph.name,
         num_vertices=graph.num_vertices,
         num_edges=graph.num_edges,
         num_features=graph.num_features,
-        num_classes=config.links.embedding if links else graph.num_classes,
+        num_classes=config.links.embedding if graph.links else graph.num_classes,
         symmetric=graph.symmetric,
         weighted=graph.adj.values is not None,
         num_relations=graph.num_relations,
         repeats=graph.repeats,
         task=graph.task,
-        num_training=links.pop("train", None) if training is None else int(training.sum()),
-        num_scored=max(links.values(), default=0),
+        num_training=num_training,
+        num_scored=max((rows for rows, _ in scored), default=0),
+        num_scored_pairs=sum(rows * (columns - 1) for rows, columns in scored),
         copied_bytes=copied,
         feature_nnz=nnz,
         aggregated_nnz=0

@@ -41,6 +41,13 @@ def test_prepare_splits_links(store: Path, capsys: pytest.CaptureFixture[str]) -
     text = capsys.readouterr().out
     assert "training links on all ranks" in text
     assert "pairs and their scores" in text
+    assert "test links are scored in" in text
+    for more in ([], BATCHES):
+        assert run_main("plan", store, "--json", "--set", "model.hidden=8", *more) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["graph"]["num_scored"], found["graph"]["num_scored_pairs"]) == (150, 300 * 7)
+        assert found["predicted"]["links"]["score_seconds"] > 0
+        assert (found["predicted"]["links"]["pair_seconds"] > 0) == (not more)  # a batch's own are part of drawing it
 
 
 def test_links_are_exported(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

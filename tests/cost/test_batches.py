@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mggcn.cost.batches import BatchCost, Sample
+from mggcn.cost.batches import BatchCost, Sample, scored_s
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,10 @@ def test_threads_of_a_host_share_its_cores(ahead: int, expected: float) -> None:
 def test_a_batch_of_the_samplers_note_takes_what_was_measured() -> None:
     """Fails if the seconds of a batch are far from those that a thread took for one (docs/notes/0034-sampler.md)."""
     assert 0.019 < Sample(0, 869_000, 0).seconds < 0.025
+
+
+def test_a_batch_of_links_takes_longer_by_its_pairs() -> None:
+    """Fails if drawing and sorting pairs, or scoring them, is not priced, or far from what it took."""
+    assert 0.06 < Sample(0, 0, 0, 1_000_000).seconds < 0.16
+    assert 0.5 < scored_s(4_000_000, 16, ()) < 2
+    assert scored_s(4_000_000, 16, (32,)) > scored_s(4_000_000, 16, ())

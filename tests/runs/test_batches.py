@@ -15,6 +15,8 @@ import pytest
 import mggcn
 from mggcn.feed.batch import Batch
 from mggcn.feed.sampled import SampledFeed
+from mggcn.graph.generate import community as generate
+from mggcn.graph.links import split_links
 from mggcn.graph.store import open_store
 from tests.cli.runs import history, refused, run_main, same_tensors
 
@@ -47,6 +49,7 @@ MORE: dict[str, list[str]] = {
     "parts": ["--set", "sample.plan=run"],
     "batch norm": ["--set", "model.norm_layer=batch", "--precision", "bf16"],
     "in turn": ["--set", "sample.ahead=0", "--set", "sample.draw=labor"],
+    "links": ["--batch", "20", "--set", "links.embedding=4", "--set", "links.decoder=3"],
 }
 
 
@@ -56,6 +59,9 @@ def test_an_interrupted_run_goes_on_within_an_epoch(
 ) -> None:
     """Fails if Ctrl-C while a thread draws loses steps, repeats one, or the rest of the run differs by a bit."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
+    if name == "links":
+        community = tmp_path / "links"
+        mggcn.save(split_links(generate(60, 300, 4, 2, seed=1), (0.8, 0.1, 0.1)), community)
     command = ["train", community, *SETTINGS, *MORE[name]]
     assert run_main(*command, "--out", whole) == 0
     with monkeypatch.context() as patched:

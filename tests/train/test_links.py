@@ -238,6 +238,40 @@ def test_ranks_and_threads_change_no_batch_of_links() -> None:
         np.testing.assert_allclose(several, losses[1, 0], rtol=1e-11)
 
 
+MODELS: dict[str, dict[str, Any]] = {
+    "sage": {"kind": "sage", "aggregator": "max"},
+    "gat": {"kind": "gat", "heads": 2},
+    "gin": {"kind": "gin"},
+    "batch norm": {"norm_layer": "batch"},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("sample", [{}, {"batch": 23, "fanout": (4, 3)}], ids=["whole", "batches"])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_other_models(name: str, sample: dict[str, Any], ranks: int) -> None:
+    """Fails if a gradient is not the slope of the loss along a line, where embeddings come from other layers than GCN's."""
+    config = config_of(ranks, MODELS[name], sample=sample, decoder=(4,), negatives=2)
+
+    def body(rank: Rank) -> tuple[float, float]:
+        weights, rng = rank.trainer.runtime.weights, np.random.default_rng(12)
+        # Biases of zero would leave rows of zeros at the kink of ReLU.
+        start = {n: w + 0.1 * torch.from_numpy(rng.random(w.shape)) for n, w in sorted(weights.state_dict().items())}
+        weights.load_state_dict(start)
+        rank.trainer.gradients(EPOCH)
+        line = {n: torch.from_numpy(rng.normal(size=g.shape)) for n, g in sorted(weights.grads.items())}
+        slope = sum(float((weights.grads[n].double() * line[n]).sum()) for n in line)
+        losses = []
+        for step in (1e-7, -1e-7):
+            weights.load_state_dict({n: w + step * line[n] if n in line else w for n, w in start.items()})
+            losses.append(rank.trainer.gradients(EPOCH))
+        return slope, (losses[0] - losses[1]) / 2e-7
+
+    for slope, difference in on_ranks(config, graph_of(), body):
+        assert abs(slope) > 1e-3
+        assert slope == pytest.approx(difference, rel=1e-5)
+
+
 @pytest.mark.parametrize("decoder", [(), (4,)])
 def test_bytes_and_messages_are_as_planned(decoder: tuple[int, ...]) -> None:
     """Fails if rows of all ranks, their gradients, or what scores are summed from, are sent off plan."""
