@@ -273,8 +273,10 @@ def _with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit
         return planned(dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate=how)))
 
     plan = by("whole")
-    room = memory_limit(config) if limit is None else limit
-    if plan.largest.total_bytes <= room or config.run.device != "cpu" or config.sample.compare_gradient:
+    # Before the limit, which asks a GPU that another machine may have.
+    if config.run.device != "cpu" or config.sample.compare_gradient:
+        return plan
+    if plan.largest.total_bytes <= (memory_limit(config) if limit is None else limit):
         return plan
     return min(plan, by("blocks"), key=lambda one: one.largest.total_bytes)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mggcn.assemble.rank import Rank
 from mggcn.config import Config, LinksConfig, ModelConfig, RunConfig, SampleConfig, TrainConfig
-from mggcn.feed.pairs import STREAM
-from mggcn.graph.csr import Graph
+from mggcn.feed.pairs import STREAM, LinkDraws
+from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.generate import community
 from mggcn.graph.links import split_links
 from mggcn.graph.philox import draw_below
@@ -155,6 +155,20 @@ def test_gradients_and_scores_of_the_whole_graph(name: str, ranks: int) -> None:
             assert scores["mrr"] == pytest.approx((1 / ranked).mean(), rel=1e-12)
             best = np.sort(negative.ravel())[-10]
             assert scores["hits@10"] == pytest.approx((positive > best).mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("in_batch", [False, True])
+@pytest.mark.parametrize("links", [[[3, 7]], [[1, 7], [2, 7], [7, 1]], [[0, 1], [1, 2], [2, 0]]])
+def test_a_link_is_not_its_own_negative(links: list[list[int]], in_batch: bool) -> None:
+    """Fails if an end of a link is drawn for it, other than its destination where a step has no other."""
+    pairs = np.array(links, np.int32)
+    every = np.arange(len(pairs))
+    heads, tails = LinkDraws(ArrayRows(pairs), 9, 200, in_batch).ends(SEED, EPOCH, every, every)
+    drawn = tails[len(pairs) :].reshape(-1, 200)
+    np.testing.assert_array_equal(heads[len(pairs) :], np.repeat(pairs[:, 0], 200))
+    for (source, destination), some in zip(links, drawn.tolist(), strict=True):
+        others = {v for _, v in links} - {source, destination} if in_batch else set()
+        assert set(some) == (others or set(range(9)) - {source})
 
 
 def without(graph: Graph, links: np.ndarray) -> np.ndarray:
