@@ -34,8 +34,8 @@ inline double degree_of(const BlockValues& b, int64_t v) {
       high = middle;
     }
   }
-  const bool loop = low < last && b.store_indices[low] == v;
-  return degree - (loop ? (b.by_weight ? b.weights[low] : 1) : 0);
+  for (; low < last && b.store_indices[low] == v; ++low) degree -= b.by_weight ? b.weights[low] : 1;
+  return degree;
 }
 
 template <class T>

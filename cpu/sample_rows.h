@@ -191,7 +191,11 @@ class Drawn {
   int waiting_ = 0;
 };
 
-inline void put_own(Drawn& out, const Row& r) { out.put(r.own_span ? r.start + r.own : -1 - (int64_t)r.id, 1.0f); }
+// All entries of the vertex itself: of a graph that keeps repeated edges these may be several.
+inline void put_own(Drawn& out, const Row& r) {
+  if (!r.own_span) return out.put(-1 - (int64_t)r.id, 1.0f);
+  for (uint32_t e = 0; e < r.own_span; ++e) out.put(r.start + r.own + e, 1.0f);
+}
 
 // Put the edges that stand at the ascending ranks (ranks[i stride], i < taken) among those that may be drawn; equal
 // ranks are one edge, whose value is their count.

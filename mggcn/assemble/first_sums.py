@@ -56,32 +56,52 @@ def compute_first_sums(
 
 
 def _shared_file(shape: tuple[int, int], dtype: npt.DTypeLike, runtime: RankRuntime) -> npt.NDArray[Any]:
-    """Return zeros in a temporary file that every rank maps, and that has no name once all do. Collective."""
+    """Return zeros in a temporary file that every rank maps, and that has no name once all do. Collective.
+
+    Raises: PlanError if rank 0 cannot make the file, or another rank cannot open it.
+    """
     comm, nbytes = runtime.comm, int(np.prod(shape)) * np.dtype(dtype).itemsize
     name = runtime.backend.allocate(8 * PATH_BYTES).view(torch.float64)
-    path = b""
-    if comm.rank == 0:
+    made = _made_file(nbytes) if comm.rank == 0 else b""
+    try:
+        name[: len(made)] = torch.from_numpy(np.array([*made], np.float64)).to(name.device)
+        runtime.sum_over_ranks(name)
+        path = bytes(int(byte) for byte in name.tolist() if byte)
+        try:
+            rows: npt.NDArray[Any] = np.memmap(os.fsdecode(path), dtype, "r+", shape=shape)
+        except OSError as error:
+            raise PlanError(
+                f"rank {comm.rank} cannot open {os.fsdecode(path)}, where rank 0 keeps A X ({error.strerror}); "
+                "sample.first full needs all ranks on one machine: choose drawn"
+            ) from error
+        comm.barrier()
+        return rows
+    finally:  # also where a rank fails or a signal comes
+        if made:
+            Path(os.fsdecode(made)).unlink()
+
+
+def _made_file(nbytes: int) -> bytes:
+    """Return the path of a new temporary file of zeros."""
+    # Where TMPDIR cannot be written, Python takes another folder in silence, maybe one in memory.
+    folder = os.environ.get("TMPDIR")
+    try:
+        folder = folder or tempfile.gettempdir()
         # measured_peak_bytes leaves out what is mapped from .npy files.
-        file, found = tempfile.mkstemp(prefix="mggcn-sums-", suffix=".npy")
-        path = os.fsencode(found)
+        file, path = tempfile.mkstemp(prefix="mggcn-sums-", suffix=".npy", dir=folder)
         try:
             os.posix_fallocate(file, 0, max(nbytes, 1))
-        except OSError as error:
-            Path(found).unlink()
-            raise PlanError(
-                f"sample.first full needs {human(nbytes)} in {tempfile.gettempdir()} for A X ({error.strerror}); set "
-                "TMPDIR to a folder with more room, or sample.first = drawn"
-            ) from error
+        except BaseException:
+            Path(path).unlink()
+            raise
         finally:
             os.close(file)
-        name[: len(path)] = torch.from_numpy(np.frombuffer(path, np.uint8).astype(np.float64)).to(name.device)
-    runtime.sum_over_ranks(name)
-    path = bytes(int(byte) for byte in name.tolist() if byte)
-    rows: npt.NDArray[Any] = np.memmap(os.fsdecode(path), dtype, "r+", shape=shape)
-    comm.barrier()
-    if comm.rank == 0:
-        Path(os.fsdecode(path)).unlink()
-    return rows
+    except OSError as error:
+        raise PlanError(
+            f"sample.first full needs {human(nbytes)} in {folder or 'a temporary folder'} for A X ({error.strerror}); set "
+            "TMPDIR to a folder with more room, or sample.first = drawn"
+        ) from error
+    return os.fsencode(path)
 
 
 class _Sums:

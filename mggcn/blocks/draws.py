@@ -85,6 +85,7 @@ def bounds(
     """Return capacities, of the hop at the seeds first, that no batch exceeds, or as many as a hop can have.
 
     E <= T times the fan-out, at most the graph's edges; S <= min(N, T + E). Self-loops add an entry a row to E.
+    A graph with repeated edges may store several own entries in a row: steps that exceed E by them come in halves.
     """
     capacities, rows = list[Capacity](), min(num_seeds, num_vertices)
     for hop in range(len(draws.fanouts)):

@@ -99,9 +99,9 @@ def edge_keys(targets: npt.NDArray[np.int64], sources: npt.NDArray[np.int64]) ->
 class Sampler:
     """Draws batches from a graph's in-edges, which it reads in place. Threads may draw at once, each into its own slot.
 
-    adj_t: row v has the in-neighbours of v. self_loops: every row has one entry of its own, the stored one if there is
-    any, which is never drawn nor counted in the fan-out. Raises: ConfigError if edges lack the weights or types that are
-    drawn by.
+    adj_t: row v has the in-neighbours of v. self_loops: every row has an entry of its own, or all
+    stored ones if there are any, which are never drawn nor counted in the fan-out. Raises: ConfigError if edges lack the
+    weights or types that are drawn by.
     """
 
     def __init__(self, adj_t: CSR, draws: Draws, *, self_loops: bool = False) -> None:

@@ -134,7 +134,7 @@ class Twin:
             of_kind = [p for p in free if not by_type or self.types is None or self.types[p] == kind]
             drawn += self.of_type(name, v, kind, fanout, of_kind, start)
         if self.self_loops:
-            drawn.append((own[0] if own else -1, 1.0))
+            drawn += [(place, 1.0) for place in own or [-1]]
 
         def position(entry: tuple[int, float]) -> tuple[int, int]:
             place = entry[0]

@@ -74,7 +74,11 @@ def graph(kind: str, n: int = 90) -> CSR:
 
 def plan_for(adj_t: CSR, draws: Draws, num_seeds: int, self_loops: bool = False, **others: Any) -> SlotPlan:
     size = {"num_vertices": adj_t.num_rows, "num_edges": adj_t.nnz}
-    capacities = bounds(num_seeds, draws, self_loops=self_loops, **size)
+    # "parallel" has up to three entries of a vertex itself in a row.
+    capacities = tuple(
+        replace(of, edges=of.edges + 2 * self_loops * of.targets)
+        for of in bounds(num_seeds, draws, self_loops=self_loops, **size)
+    )
     return SlotPlan(draws=draws, capacities=capacities, num_vertices=adj_t.num_rows, **others)
 
 

@@ -16,10 +16,12 @@ from mggcn.assemble.rank import Rank
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
+from mggcn.train.runtime import RankRuntime
 from tests.devices import Where, everywhere
 from tests.feed.test_blocks import MODELS, graph_of
 from tests.feed.test_sampled import ALL, sampled
 from tests.graphs import make_graph, on_ranks, pattern
+from tests.model.test_rgcn import typed_graph
 
 LINEAR = ["gcn", "gcn-wide", "sage", "gin", "residual", "jumping"]
 MORE: dict[str, dict[str, Any]] = {
@@ -91,6 +93,17 @@ def test_ranks_that_share_a_batch(name: str) -> None:
     """Fails if ranks that share a batch read the sums of other rows than their own, or lose one that they exchange."""
     config = full(2, MODELS[name])
     compare(dataclasses.replace(config, run=dataclasses.replace(config.run, batches="cooperative")), graph_of())
+
+
+@pytest.mark.parametrize("name", ["gcn-loops", "sage-gcn"])
+def test_repeated_own_edges_all_count(name: str) -> None:
+    """Fails if of several edges from a vertex to itself, of other types, a draw has one, or A X none."""
+    graph = typed_graph("weighted")
+    targets = np.repeat(np.arange(graph.num_vertices), np.diff(graph.adj_t.indptr.array()))
+    own = targets[targets == graph.adj_t.indices.array()]
+    assert np.unique(own).size < own.size
+    for first in ("drawn", "full"):
+        compare(sampled(1, MORE[name], (ALL, ALL), batch=1000, first=first), graph)
 
 
 def test_pieces_of_rows_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +180,7 @@ def test_other_models_are_refused(name: str) -> None:
 
 def test_a_file_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Fails if a full disk ends a run while it writes, or a file is left behind, also by runs that end well."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     on_ranks(full(2, MODELS["gcn"]), graph_of(), lambda rank: None)
     assert list(tmp_path.iterdir()) == []
 
@@ -176,5 +189,51 @@ def test_a_file_without_room_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     with pytest.raises(PlanError, match=r"needs .* in .* for A X \(No space left on device\); set TMPDIR"):
+        on_ranks(full(1, MODELS["gcn"]), graph_of(), lambda rank: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fails if A X is written to another folder than TMPDIR names, or a machine without one ends in a traceback."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "lacking"))
+    with pytest.raises(PlanError, match=r"in .*lacking for A X \(No such file or directory\); set TMPDIR"):
+        on_ranks(full(1, MODELS["gcn"]), graph_of(), lambda rank: None)
+    monkeypatch.delenv("TMPDIR")
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    with pytest.raises(
+        PlanError, match=r"in a temporary folder for A X \(No usable temporary directory .*; set TMPDIR"
+    ):
+        on_ranks(full(1, MODELS["gcn"]), graph_of(), lambda rank: None)
+
+
+def test_a_file_that_a_rank_cannot_open_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fails if ranks of several machines end in a traceback, or the file stays where mapping it fails."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def elsewhere(path: str, *_: Any, **__: Any) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(np, "memmap", elsewhere)
+    with pytest.raises(PlanError, match=r"rank \d cannot open .*sums-.*needs all ranks on one machine: choose drawn"):
+        on_ranks(full(2, MODELS["gcn"]), graph_of(), lambda rank: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fails if what ends a run before all ranks have mapped the file leaves it on the disk."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    add = RankRuntime.sum_over_ranks
+
+    def ends(self: RankRuntime, tensor: Any) -> None:
+        if tensor.numel() >= 4096:
+            raise KeyboardInterrupt
+        add(self, tensor)
+
+    monkeypatch.setattr(RankRuntime, "sum_over_ranks", ends)
+    with pytest.raises(KeyboardInterrupt):
         on_ranks(full(1, MODELS["gcn"]), graph_of(), lambda rank: None)
     assert list(tmp_path.iterdir()) == []
