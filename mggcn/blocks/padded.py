@@ -26,8 +26,12 @@ class Place:
     count: int
 
     @property
+    def nbytes(self) -> int:
+        return np.dtype(self.dtype).itemsize * self.count
+
+    @property
     def end(self) -> int:
-        return self.offset + np.dtype(self.dtype).itemsize * self.count
+        return self.offset + self.nbytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,6 +34,9 @@ def scored_s(pairs: int, embedding: int, decoder: Sequence[int]) -> float:
     # A dense layer's products are read from the cache, those of two embeddings from memory.
     return pairs * (SCORED_S + PRODUCT_S * (embedding + dense / 16))
 
+MAX_AHEAD: Final = 64
+"""The most that sample.ahead may be (config/sample.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -55,14 +58,16 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchCost:
-    """Seconds of a batch. sample_s: of a thread; upload_s: on the way to the device, 0 on the host; ahead: batches that
-    threads make beside the step; cores: of the device's own, if they compute the steps as well, else 0.
+    """Seconds of a batch. sample_s: of a thread with a core of its own; upload_s: on the way to the device, 0 on the host;
+    ahead: batches that threads make beside the step; cores: of the device's own, if they compute the steps as well, else 0;
+    beside: whether the next batch is uploaded during a step.
     """
 
     sample_s: float
     upload_s: float
     ahead: int
     cores: float
+    beside: bool = True
 
     def step_s(self, computing_s: float) -> float:
         """Return the seconds from a step to the next, given those of a step alone."""
@@ -71,13 +76,24 @@ class BatchCost:
             return computing_s + self.sample_s / (max(self.cores, 1.0) if self.ahead else 1.0)
         if not self.ahead:
             return computing_s + self.upload_s + self.sample_s
-        return max(computing_s, self.upload_s, self.sample_s / self.ahead)
+        return max(*self._on_device(computing_s).values(), self.sample_s / self.ahead)
 
     def limit(self, computing_s: float) -> str:
         """Return in words what sets the pace."""
         if self.cores or not self.ahead:
             return "one after the other"
-        found = {"computing": computing_s, "the upload": self.upload_s, "the host": self.sample_s / self.ahead}
+        device = self._on_device(computing_s)
+        found = device | {"the host": self.sample_s / self.ahead}
         slowest = max(found, key=found.__getitem__)
-        enough = math.ceil(self.sample_s / max(computing_s, self.upload_s))
-        return f"as fast as {slowest}" + f"; sample.ahead = {enough} would keep up" * (slowest == "the host")
+        if slowest != "the host":
+            return f"as fast as {slowest}"
+        enough = math.ceil(self.sample_s / max(device.values()))
+        if enough <= MAX_AHEAD:
+            return f"as fast as the host; sample.ahead = {enough} would keep up"
+        return f"as fast as the host; no sample.ahead up to {MAX_AHEAD} keeps up: draw fewer neighbours, or plan more ranks"
+
+    def _on_device(self, computing_s: float) -> dict[str, float]:
+        """Return the seconds of what runs beside each other on the device."""
+        if self.beside:
+            return {"computing": computing_s, "the upload": self.upload_s}
+        return {"upload and computing in turn": self.upload_s + computing_s}

@@ -49,8 +49,8 @@ def require_pinned(plan: RunPlan, ranks: int, free: int) -> None:
         sample = plan.config.sample
         fewer = f"sample.ahead below {sample.ahead}, " if sample.ahead else ""
         raise PlanError(
-            f"batches on their way to GPUs need {human(need)} of the host's memory, pinned, but {human(free)} are free; "
-            f"set {fewer}fewer ranks, or smaller sample.batch or sample.fanout"
+            f"batches on their way to GPUs need {human(need)} of the host's memory, most of it pinned, but {human(free)} "
+            f"are free; set {fewer}fewer ranks, or smaller sample.batch or sample.fanout"
         )
 
 

@@ -86,7 +86,9 @@ def batch_lines(
     count = f"{sample.ahead + 1} batch{'es' * (sample.ahead > 0)} on their way take{'s' * (not sample.ahead)}"
     gathered = f"an epoch gathers {gathered} times the graph's features"
     if pinned_bytes:
-        gathered = f"of the host's memory for each rank, pinned, and {human(nbytes)} of its GPU's; {gathered}"
+        gathered = (
+            f"of the host's memory for each rank, nearly all pinned, and {human(nbytes)} of its GPU's; {gathered}"
+        )
     return [
         *lines,
         *_shared_lines(config, stack),
@@ -281,6 +283,12 @@ def _is_valued(config: Config, shape: GraphShape) -> bool:
 def device_bytes(config: Config, shape: GraphShape, stack: Stack, values: Values) -> int:
     """Return the bytes of the batches on a GPU: that of the step, and the next one, which is sent meanwhile."""
     return padded_layout(config, shape, stack, values).nbytes * (1 + (config.sample.ahead > 0))
+
+
+def pinned_label_bytes(config: Config, shape: GraphShape, stack: Stack, values: Values) -> int:
+    """Return the host's bytes for the labels of the batches on their way to a GPU, and of two more (train/padded.py)."""
+    places = padded_layout(config, shape, stack, values).places()
+    return (config.sample.ahead + 2) * sum(places[name].nbytes for name in ("labels", "mask", "scale"))
 
 
 def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, inputs: int = 1) -> int:

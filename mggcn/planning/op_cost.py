@@ -28,7 +28,7 @@ from mggcn.model.kinds.norms import BatchNorm, BatchNormGrad, LayerNorm, LayerNo
 from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
-from mggcn.planning.batches import mean_stack, padded_layout
+from mggcn.planning.batches import mean_stack, padded_layout, pads_batches
 from mggcn.planning.links import pair_rows
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -109,8 +109,18 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
         sample_s=sample.seconds,
         upload_s=layout.nbytes / device.upload if device.upload else 0.0,
         ahead=config.sample.ahead,
+        beside=pads_batches(config),
         cores=0.0 if device.upload else device.cores / machine.sharing(len(plan.ranks)),
     )
+
+
+def first_sums_s(plan: RunPlan) -> float:
+    """Estimate the seconds in which the ranks compute A X before training (sample.first = full); 0 if they do not."""
+    if not plan.config.sample.batch or plan.config.sample.first != "full":
+        return 0.0
+    shape = plan.shape
+    row = BufferSpec("", 1, shape.num_features, REAL[plan.config.run.precision]).nbytes
+    return Sample(shape.num_edges, 0, row).seconds / len(plan.ranks)
 
 
 def training_cost(plan: RunPlan, machine: Machine) -> Cost:

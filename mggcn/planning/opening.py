@@ -12,7 +12,7 @@ from mggcn.errors import MggcnError
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
 from mggcn.planning.cost_text import memory_alone, seconds_text
-from mggcn.planning.op_cost import epoch_cost
+from mggcn.planning.op_cost import epoch_cost, first_sums_s
 from mggcn.planning.run import RunPlan
 from mggcn.planning.text import subject
 
@@ -81,7 +81,7 @@ def _duration(plan: RunPlan, machine: Machine, done: int) -> str:
     evaluations = train.epochs // train.eval_every - done // train.eval_every if train.eval_every else 1
     left = train.epochs * train.repeat - done
     epoch = plan.steps * cost.step_s
-    total = left * epoch + evaluations * train.repeat * cost.evaluate_s
+    total = first_sums_s(plan) + left * epoch + evaluations * train.repeat * cost.evaluate_s
     if cost.exact is not None:
         every = plan.config.sample.compare_gradient
         times = train.epochs // every - done // every

@@ -29,7 +29,15 @@ from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
-from mggcn.planning.batches import device_bytes, feed_bytes, gathered_first, hops_back, pads_batches, stack_of
+from mggcn.planning.batches import (
+    device_bytes,
+    feed_bytes,
+    gathered_first,
+    hops_back,
+    pads_batches,
+    pinned_label_bytes,
+    stack_of,
+)
 from mggcn.planning.by_blocks import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.links import pair_bytes, pair_matrix, score_sums
@@ -299,7 +307,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     if config.sample.batch and common.stack is not None:
         back = hops_back(values.training, common.stack)
         on_host = feed_bytes(config, shape, common.stack, back, values.inputs)
-        pinned = on_host if pads_batches(config) else 0
+        if pads_batches(config):
+            pinned = on_host + pinned_label_bytes(config, shape, common.stack, values)
         # Beside them the gradients of a step's parts.
         regions["batches on their way"] = sizes.gradient_bytes + (
             device_bytes(config, shape, common.stack, values) if pinned else on_host

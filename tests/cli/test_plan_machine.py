@@ -125,10 +125,14 @@ def test_batches_on_eight_gpus_are_planned_and_priced(capsys: pytest.CaptureFixt
     arguments += ["--fanout", "15,10,5"]
     assert run_main("plan", *arguments) == 0
     out = capsys.readouterr().out
-    assert re.search(r"3 batches on their way take 1\.\d+ GiB of the host's memory for each rank, pinned, and \d+", out)
+    assert re.search(
+        r"3 batches on their way take 1\.\d+ GiB of the host's memory for each rank, nearly all pinned, and \d+",
+        out,
+    )
     assert "a step is captured as a CUDA graph after two steps" in out
     assert re.search(
-        r"a batch is drawn and gathered in .* by one of 2 threads \(estimated\), sent to its GPU in 10", out
+        r"a batch is drawn and gathered in .* by one of 2 threads, a core each \(estimated\), sent to its GPU in 10",
+        out,
     )
     assert run_main("plan", *arguments, "--json") == 0
     plan = json.loads(capsys.readouterr().out)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mggcn.cost.batches import BatchCost, Sample, scored_s
+from mggcn.config import SampleConfig
+from mggcn.cost.batches import MAX_AHEAD, BatchCost, Sample, scored_s
+from mggcn.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -14,6 +16,7 @@ from mggcn.cost.batches import BatchCost, Sample, scored_s
         (1, 2.0, 12.0, "as fast as the host; sample.ahead = 4 would keep up"),
         (4, 2.0, 3.0, "as fast as the upload"),
         (6, 5.0, 5.0, "as fast as computing"),
+        (6, 0.0, 3.0, "as fast as the upload"),
     ],
 )
 def test_the_slowest_sets_the_pace_of_a_gpu(ahead: int, computing: float, expected: float, words: str) -> None:
@@ -21,6 +24,23 @@ def test_the_slowest_sets_the_pace_of_a_gpu(ahead: int, computing: float, expect
     cost = BatchCost(sample_s=12.0, upload_s=3.0, ahead=ahead, cores=0.0)
     assert cost.step_s(computing) == expected
     assert cost.limit(computing) == words
+
+
+def test_uploads_that_wait_for_the_step_are_added_to_it() -> None:
+    """Fails if batches of R-GCN, and those that ranks share, are said to be uploaded beside the step."""
+    cost = BatchCost(sample_s=12.0, upload_s=3.0, ahead=4, cores=0.0, beside=False)
+    assert cost.step_s(2.0) == 5.0
+    assert cost.limit(2.0) == "as fast as upload and computing in turn"
+
+
+def test_no_setting_is_proposed_that_is_refused() -> None:
+    """Fails if more batches are proposed than sample.ahead may be, or the bound is another one."""
+    cost = BatchCost(sample_s=100.0, upload_s=0.5, ahead=2, cores=0.0)
+    assert cost.limit(100 / 64).endswith("sample.ahead = 64 would keep up")
+    assert "no sample.ahead up to 64 keeps up: draw fewer neighbours" in cost.limit(1.0)
+    SampleConfig(batch=8, fanout=(2,), ahead=MAX_AHEAD)
+    with pytest.raises(ConfigError, match="ahead"):
+        SampleConfig(batch=8, fanout=(2,), ahead=MAX_AHEAD + 1)
 
 
 @pytest.mark.parametrize(("ahead", "expected"), [(0, 14.0), (2, 5.0)])

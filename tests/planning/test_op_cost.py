@@ -21,7 +21,7 @@ from mggcn.errors import PlanError
 from mggcn.model.kinds import norms
 from mggcn.planning.advice import require_pinned
 from mggcn.planning.cost_text import summed_widths
-from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, items_by_op
+from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, first_sums_s, items_by_op
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.shapes import shape_of
 from tests.train.test_exact import config_of
@@ -159,7 +159,7 @@ def test_batches_on_gpus_are_priced(ranks: int) -> None:
     assert need > 3 * features
     require_pinned(plan, ranks, ranks * need)
     with pytest.raises(
-        PlanError, match=r"of the host's memory, pinned, but .* are free; set sample.ahead below 2, fewer"
+        PlanError, match=r"of the host's memory, most of it pinned, but .* are free; set sample.ahead below 2, fewer"
     ):
         require_pinned(plan, ranks, ranks * need - 1)
     assert 2 * features < plan.ranks[0].regions["batches on their way"] < 2.5 * features
@@ -168,3 +168,29 @@ def test_batches_on_gpus_are_priced(ranks: int) -> None:
     assert drawn is not None
     assert drawn.upload_s == pytest.approx(cost.batch.upload_s / 2, rel=0.05)
     assert drawn.sample_s == pytest.approx(cost.batch.sample_s / 2, rel=0.05)
+
+
+def test_unpadded_batches_wait_for_the_step() -> None:
+    """Fails if the upload of a batch of R-GCN, or of one that ranks share, is priced beside the step."""
+    shape = dataclasses.replace(shape_of(20_000, 400_000, 128, 16), num_training=10_000)
+    sample = SampleConfig(batch=2048, fanout=(10, 5))
+    found = []
+    for batches in ("independent", "cooperative"):
+        run = RunConfig(ranks=2, device="cuda", transport="nccl", batches=batches)  # type: ignore[arg-type]
+        config = Config(model=ModelConfig(hidden=(64,)), run=run, sample=sample)
+        cost = batch_cost(plan_shape(config, shape), find_machine("dgx-h100"))
+        assert cost is not None
+        found.append(cost.beside)
+    assert found == [True, False]
+
+
+def test_sums_of_the_first_layer_take_time_once() -> None:
+    """Fails if a run does not say how long A X takes, or ranks do not share the work."""
+    shape = dataclasses.replace(shape_of(20_000, 400_000, 128, 16), num_training=10_000)
+    found = []
+    for ranks, first in ((1, "drawn"), (1, "full"), (2, "full")):
+        run = RunConfig(ranks=ranks, transport="threads" if ranks > 1 else "single")
+        sample = SampleConfig(batch=2048, fanout=(10, 5), first=first)  # type: ignore[arg-type]
+        found.append(first_sums_s(plan_shape(Config(model=ModelConfig(hidden=(64,)), run=run, sample=sample), shape)))
+    assert found[0] == 0
+    assert found[1] == 2 * found[2] == pytest.approx(400_000 * (2.5e-8 + 512 / 8e9))
