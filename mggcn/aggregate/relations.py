@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,19 +26,33 @@ BLOCK_ROWS = 1 << 14
 """Rows that are summed, multiplied and added at a time: enough for a GPU, 4 MiB of a width of 64."""
 
 
-def upload_tile(backend: KernelBackend, tile: Tile) -> Sparse:
+def upload_tile(backend: KernelBackend, tile: Tile, like: Sparse | None = None) -> Sparse:
     """Return a tile on the device; if its edges have types, split by relation into blocks of at most BLOCK_ROWS rows.
 
+    like: a similar tile, such as that of the batch before, from which the choice of kernels is taken.
     Cost: with types, a stable sort and about 25 bytes per edge on the host; the tile's entries are reordered in place.
     """
     if tile.types is None:
-        return backend.sparse(tile.indptr, tile.indices, tile.values)
+        return backend.sparse(tile.indptr, tile.indices, tile.values, like)
     no_entries = np.empty(0, np.int32)
-    parts = tuple(_by_relation(backend, tile))
-    return Sparse(backend.upload(np.zeros_like(tile.indptr)), backend.upload(no_entries), None, None, parts)
+    parts = tuple(_by_relation(backend, tile, like))
+    schedule = schedule_of(parts, like)
+    return Sparse(backend.upload(np.zeros_like(tile.indptr)), backend.upload(no_entries), None, schedule, parts)
 
 
-def _by_relation(backend: KernelBackend, tile: Tile) -> Iterator[RelationRows]:
+def variant_of(like: Sparse | None, relation: int) -> Sparse | None:
+    """Return the matrix of a relation in a similar tile, or that of another relation if it has none; None: like any."""
+    if like is None or like.schedule is None:
+        return None
+    return next((part.matrix for part in like.relations if part.relation == relation), like)
+
+
+def schedule_of(parts: tuple[RelationRows, ...], like: Sparse | None) -> Any:
+    """Return the schedule that stands for a tile where a later one is like it, also if this one has no edges."""
+    return parts[0].matrix.schedule if parts else None if like is None else like.schedule
+
+
+def _by_relation(backend: KernelBackend, tile: Tile, like: Sparse | None) -> Iterator[RelationRows]:
     assert tile.types is not None
     order = np.argsort(tile.types, kind="stable")  # entries of a relation keep the order of rows and columns
     types = tile.types[order]
@@ -58,7 +72,7 @@ def _by_relation(backend: KernelBackend, tile: Tile) -> Iterator[RelationRows]:
             ends = starts[a : min(a + BLOCK_ROWS, last) + 1]
             entries = slice(int(ends[0]), int(ends[-1]))
             of = None if values is None else values[entries]
-            matrix = backend.sparse(ends - ends[0], indices[entries], of)
+            matrix = backend.sparse(ends - ends[0], indices[entries], of, variant_of(like, relation))
             yield RelationRows(relation, backend.upload(rows[ends[:-1]]), matrix)
 
 

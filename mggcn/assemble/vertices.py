@@ -71,7 +71,7 @@ class VertexScorer:
     """Scores vertices of a graph with one set of weights, on one rank of a CPU.
 
     config: with one rank. num_classes: C of the network. state: weights by name, those of the network among them.
-    Cost: a sweep over the edges for degrees, which are kept with the weights; 14 to 22 bytes a vertex of the graph.
+    Memory: the weights; with a norm, under weights of edges or self-loops, the degrees that were read, a number a vertex.
     Raises: ConfigError if the weights are those of another model.
     """
 

@@ -15,7 +15,8 @@ class Sparse:
 
     Values are of the accumulation type: float32, or float64 for float64 storage.
     schedule: how the backend that made it divides the rows among threads; the type is the backend's own.
-    relations: the entries by relation, where a model reads types; no other field then holds them.
+    relations: the entries by relation, where a model reads types; no other field then holds them, and the schedule is that
+    of one of them.
     """
 
     indptr: Tensor

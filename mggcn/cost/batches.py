@@ -25,6 +25,8 @@ SCORED_S: Final = 1.2e-7
 """Seconds for a pair without a link whose score is counted; beside it, for each of its products in float64:"""
 PRODUCT_S: Final = 6e-9
 """4 million pairs of 16 columns took some 1 s, of 128 columns 4 s (likewise)."""
+MAX_AHEAD: Final = 64
+"""The most that sample.ahead may be (config/sample.py)."""
 
 
 def scored_s(pairs: int, embedding: int, decoder: Sequence[int]) -> float:
@@ -33,9 +35,6 @@ def scored_s(pairs: int, embedding: int, decoder: Sequence[int]) -> float:
     dense = sum(d * e for d, e in pairwise(widths))
     # A dense layer's products are read from the cache, those of two embeddings from memory.
     return pairs * (SCORED_S + PRODUCT_S * (embedding + dense / 16))
-
-MAX_AHEAD: Final = 64
-"""The most that sample.ahead may be (config/sample.py)."""
 
 
 @dataclass(frozen=True, slots=True)

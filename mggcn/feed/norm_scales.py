@@ -23,8 +23,8 @@ class NormScales:
     """The scales of the whole graph's normalisation, which the rows of A^T give one by one. real: their type.
 
     Bits are those of `partition.rows.tiles.scales`. Memory: where a degree is more than a difference of row pointers, in
-    graphs with weights or inserted self-loops, what was found is kept, N numbers, of which the system holds the pages that
-    were written. Threads may share it.
+    graphs with weights or inserted self-loops, what was found is cached: N numbers, of which the system holds the pages
+    that were written. Threads may share it.
     """
 
     def __init__(self, adj_t: CSR, norm: str, *, self_loops: bool, real: npt.DTypeLike) -> None:
@@ -32,8 +32,8 @@ class NormScales:
         self.norm: str = norm
         self._real, self._loops = np.dtype(real), self_loops
         self._arrays = adj_t.indptr.array(), adj_t.indices.array(), None if values is None else values.array()
-        kept = norm != "none" and (self_loops or values is not None)
-        self._known = np.zeros(adj_t.num_rows if kept else 0, self._real)
+        cached = norm != "none" and (self_loops or values is not None)
+        self._known = np.zeros(adj_t.num_rows if cached else 0, self._real)
 
     def of(self, ids: npt.NDArray[np.int64], out: Vector | None = None) -> Scales:
         """Return S_r and S_c of vertices, (T,), None for ones. out: where to write, (T,) or more.

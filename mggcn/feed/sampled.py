@@ -10,7 +10,7 @@ import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,14 +230,19 @@ class SampledFeed:
             step + len(self._waiting), end if self._end is None else max(min(end, self._end), step + 1)
         ):
             self._waiting.append(((seed, further), self._threads.submit(self._made, seed, further)))
-        return self._waiting.popleft()[1].result()
+        try:
+            batch = self._waiting[0][1].result()
+        except BaseException:  # also Ctrl-C, while a thread still writes this batch
+            self._drop()
+            raise
+        self._waiting.popleft()
+        return batch
 
     def _drop(self) -> None:
         """Forget the batches on their way; their places are free once the threads have left them."""
-        while self._waiting:
-            _, future = self._waiting.popleft()
-            if not future.cancel():
-                future.exception()
+        # All are cancelled before any is waited for, so that no thread begins another one meanwhile.
+        wait([future for _, future in self._waiting if not future.cancel()])
+        self._waiting.clear()
 
     def _step(self, seed: int, number: int) -> _Step:
         epoch, at = divmod(number, self.num_steps)
@@ -246,7 +251,8 @@ class SampledFeed:
             if order is None:
                 self._orders = dict([*self._orders.items()][-1:])
                 order = self._orders[seed, epoch] = self._seeds.order(seed, epoch)
-        return _Step(seed, number, self._seeds.of_step(order, at))
+            # Within the lock: no thread has an order that the next one's has already replaced.
+            return _Step(seed, number, self._seeds.of_step(order, at))
 
     def _made(self, seed: int, number: int) -> Batch | None:
         step = self._step(seed, number)

@@ -168,7 +168,8 @@ def batches(
     Each iteration draws anew; draws are named by seed and step, so that two loops with one seed read the same batches,
     whatever `ahead` and `threads` are.
 
-    Cost: 12 bytes for each vertex if there is a norm; memory for ahead + 1 batches while an iteration runs.
+    Cost: with a norm, of graphs with weights or `self_loops`, the degrees that were read, 4 bytes a vertex (fp64: 8);
+    memory for ahead + 1 batches while an iteration runs.
 
     Args:
         graph: A graph with features from `mggcn.load`.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mggcn.aggregate.halo import Side
 from mggcn.aggregate.local import LocalBlock
-from mggcn.aggregate.relations import upload_tile
+from mggcn.aggregate.relations import schedule_of, upload_tile, variant_of
 from mggcn.aggregate.shared import SharedBlock
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.sparse import RelationRows
@@ -41,7 +41,7 @@ Vector = npt.NDArray[Any]
 class BatchLoader:
     """Loads the batches of a feed. norm: the scales of the whole graph, None if rows have none.
 
-    first: what a model reads in place of the first layer's edges, None if it reads them.
+    first: what a model reads instead of the first layer's edges, None if it reads them.
     targets: makes that of the seeds; None: pairs of seeds have one, not rows. dtype: of activations.
     """
 
@@ -163,14 +163,14 @@ def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, lik
     values = None if edges.values is None else edges.values.astype(dtype, copy=False)
     if edges.relations:
         # As of other blocks, products keep the variants of the first batch: each choice would be recorded by its sizes.
-        known = {} if like is None else {part.relation: part.matrix for part in like.relations}
-        other = next(iter(known.values()), None)
-        parts = tuple(_relation(backend, part, known.get(part.relation, other)) for part in edges.relations)
-        return Sparse(backend.upload(edges.indptr), backend.upload(edges.indices[:0]), None, None, parts)
+        parts = tuple(_relation(backend, part, variant_of(like, part.relation)) for part in edges.relations)
+        return Sparse(
+            backend.upload(edges.indptr), backend.upload(edges.indices[:0]), None, schedule_of(parts, like), parts
+        )
     if edges.types is not None:
         # Entries are put in the order of their relations, in place: the feed's arrays stay as they are.
         own = None if values is None else values.copy()
-        return upload_tile(backend, Tile(edges.indptr, edges.indices.copy(), own, edges.types))
+        return upload_tile(backend, Tile(edges.indptr, edges.indices.copy(), own, edges.types), like)
     return backend.sparse(edges.indptr, edges.indices, values, like)
 
 

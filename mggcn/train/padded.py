@@ -1,8 +1,8 @@
 """Batches on a GPU: uploaded beside the step before, and filled up to the most that a step may have.
 
 So sizes, addresses and grids are the same in every step, and a device records a step once. Rows that fill up have no edges,
-no label and no weight in a batch norm: their gradients are zero, and nothing reads their values, which are finite: what an
-earlier batch or other rows of this one left there. V rows of a row set, T of the seeds.
+no label and no weight in a batch norm: their gradients are zero, and nothing reads their values, which must be finite, as
+zero times infinity is none. So what is gathered for them is zero. V rows of a row set, T of the seeds.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class PaddedLoader:
         self._arrays = _arrays(self._sent, layout)
         self._inputs = {name: self._rows_of_input(self._arrays[name], dtype) for name in layout.inputs}
         self._labels = _PinnedLabels(backend, layout, ahead + 2)
+        self._filled = 0
+        """Rows of the input that the last batch has written."""
         self._taken: Event | None = None
         """The point from which the next batch may be sent: None before the first."""
         self._bind(_arrays(self._read, layout), dtype)
@@ -160,6 +162,8 @@ class PaddedLoader:
             if found.stride() == out.stride():  # rows with their padding are one copy
                 out, found = padded_rows(out), padded_rows(found)
             out.copy_(found, non_blocking=True)
+            rows[ids.size : self._filled].zero_()
+        self._filled = ids.size
 
     def _send_scales(self, batch: Batch, name: RowSet, number: int) -> None:
         both: Scales = None, None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from mggcn.assemble.rank import Rank
 from mggcn.blocks.sampler import Sampler
+from mggcn.feed.seeds import Seeds
 from tests.feed.test_blocks import MODELS, graph_of
 from tests.feed.test_sampled import sampled
 from tests.graphs import on_ranks
@@ -126,3 +129,50 @@ def test_evaluation_between_epochs_changes_no_step(ranks: int) -> None:
     found = [on_ranks(sampled(ranks, model, batch=9, **of), graph_of(), body)[0] for of in settings]
     assert found[0] == found[1] == found[2]
     assert np.isfinite(found[0]).all()
+
+
+def test_an_interrupt_waits_for_what_is_being_drawn_alone(drawn: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if Ctrl-C waits for batches that no thread has begun, or leaves one that still writes into a place."""
+    begun, draw = threading.Semaphore(0), Sampler.draw
+
+    def slow(self: Sampler, *arguments: Any) -> Any:
+        begun.release()
+        time.sleep(0.05)
+        return draw(self, *arguments)
+
+    def interrupted(self: Future[Any], timeout: float | None = None) -> Any:
+        assert all(begun.acquire(timeout=WAIT_S) for _ in range(2))
+        raise KeyboardInterrupt
+
+    def body(rank: Rank) -> tuple[list[int], list[Any]]:
+        drawn.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(Sampler, "draw", slow)
+            patched.setattr(Future, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(rank.feed.epoch(SEED, 0))
+        return sorted(drawn), contents(rank.feed.epoch(SEED, 0))
+
+    (found, batches), (_, expected) = (
+        on_ranks(sampled(1, MODELS["gcn"], batch=7, ahead=ahead), graph_of(), of)[0]
+        for ahead, of in ((2, body), (0, lambda rank: (None, contents(rank.feed.epoch(SEED, 0)))))
+    )
+    assert found == [0, 1]
+    assert alike(batches, expected)
+
+
+def test_threads_hold_one_order_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if threads that draw over the ends of short epochs hold an order each."""
+    inside, most, of_step = list[int](), list[int](), Seeds.of_step
+
+    def noted(self: Seeds, *arguments: Any) -> Any:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.005)
+        inside.pop()
+        return of_step(self, *arguments)
+
+    monkeypatch.setattr(Seeds, "of_step", noted)
+    config = sampled(1, MODELS["gcn"], batch=1000, ahead=4)
+    on_ranks(config, graph_of(), lambda rank: [contents(rank.feed.epoch(SEED, epoch)) for epoch in range(EPOCHS)])
+    assert max(most) == 1

@@ -176,7 +176,7 @@ def test_unpadded_batches_wait_for_the_step() -> None:
     sample = SampleConfig(batch=2048, fanout=(10, 5))
     found = []
     for batches in ("independent", "cooperative"):
-        run = RunConfig(ranks=2, device="cuda", transport="nccl", batches=batches)  # type: ignore[arg-type]
+        run = RunConfig(ranks=2, device="cuda", transport="nccl", batches=batches)
         config = Config(model=ModelConfig(hidden=(64,)), run=run, sample=sample)
         cost = batch_cost(plan_shape(config, shape), find_machine("dgx-h100"))
         assert cost is not None

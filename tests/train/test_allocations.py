@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -10,9 +11,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+
+from mggcn.assemble.rank import Rank
+from mggcn.backend.cpu.backend import CpuBackend
+from tests.feed.test_sampled import sampled
+from tests.graphs import on_ranks
+from tests.model.test_rgcn import typed_graph
 
 HERE = Path(__file__).resolve().parent
 BOUND = 64 << 10
@@ -83,3 +90,23 @@ def test_a_planted_temporary_is_caught(watcher: Path) -> None:
         assert found["largest"] >= 1 << 20
         assert found["ops"]["greedy"] >= 1 << 20
     assert "called from" in stderr
+
+
+@pytest.mark.parametrize("batches", ["independent", "cooperative"])
+def test_products_do_not_become_more_with_steps(batches: Literal["independent", "cooperative"]) -> None:
+    """Fails if something is recorded for the sizes of every batch, which the largest block of a step does not show."""
+    config = sampled(1 + (batches == "cooperative"), {"kind": "rgcn", "hidden": (8,)}, (3, 2), batch=9)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, batches=batches))
+
+    def products(rank: Rank) -> list[int]:
+        found = []
+        for epoch in range(4):
+            rank.trainer.step(epoch)
+            backend = rank.trainer.runtime.backend
+            assert isinstance(backend, CpuBackend)
+            found.append(len(backend.sparse_products.products))
+        assert rank.trainer.steps > 2
+        return found
+
+    for found in on_ranks(config, typed_graph("random"), products):
+        assert found[1] == found[-1] > 0

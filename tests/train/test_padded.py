@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Collection, Iterable
+from functools import partialmethod
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from mggcn.assemble.rank import Rank
 from mggcn.backend.cuda.capture import WARM_CALLS
 from mggcn.config import Config
 from mggcn.feed.batch import Batch
+from mggcn.feed.sampled import SampledFeed
 from mggcn.graph.csr import Graph
 from mggcn.memory.device import not_captured
 from mggcn.train.padded import PaddedLoader
@@ -153,6 +155,28 @@ def test_what_fills_up_is_not_read(filled_up: pytest.MonkeyPatch) -> None:
         losses.append(found)
     for one, other in zip(*losses, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_rows_that_fill_up_are_finite(ahead: int, filled_up: pytest.MonkeyPatch) -> None:
+    """Fails if rows behind a small batch are those of a larger one before, so that one that overflows spoils gradients."""
+
+    def body(rank: Rank) -> list[bool]:
+        loader = rank.trainer._epoch._load.__self__  # type: ignore[attr-defined]
+        batches = sorted(rank.feed.epoch(8123, 0), key=lambda batch: -batch.rows[loader._stack.blocks[0].sources].size)
+        found = []
+        for batch in batches:
+            loader.load(batch)
+            rows = rank.trainer.runtime.inputs.rows[loader._stack.blocks[0].sources].dense
+            size = batch.rows[loader._stack.blocks[0].sources].size
+            assert rows is not None
+            found.append(size < len(rows) and not rows[size:].any() and bool(rows[:size].any()))
+        return found
+
+    filled_up.setattr(SampledFeed, "__init__", partialmethod(SampledFeed.__init__, keep=True))
+    (found,) = on_ranks(config_of(KINDS["sage"], batch=7, ahead=ahead, plan="bound"), graph_of(), body)
+    assert len(found) > 1
+    assert all(found)
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,11 @@ class CudaDevice:
         # CuPy keeps no reference of its own to the current stream.
         self._cupy_stream = cupy_stream(cupy, self._compute.cuda_stream, index)
         self.activate()
-        figures = torch.cuda.get_device_properties(self.torch_device)
+        properties = torch.cuda.get_device_properties(self.torch_device)
         self.traits: DeviceTraits = DeviceTraits(
-            figures.name,
-            (figures.major, figures.minor),
-            figures.multi_processor_count,
+            properties.name,
+            (properties.major, properties.minor),
+            properties.multi_processor_count,
             int(cupy.cuda.runtime.getDeviceProperties(index)["l2CacheSize"]),
         )
 
@@ -147,9 +147,11 @@ class CudaDevice:
         Where the system refuses to pin them, a copy from these bytes holds up the host.
         """
         memory = allocate(nbytes).numpy()
+        if not nbytes:  # no page is its own
+            return torch.from_numpy(memory)
         address, runtime = memory.ctypes.data, self._cupy.cuda.runtime
         try:
-            runtime.hostRegister(address, max(nbytes, 1), 0)
+            runtime.hostRegister(address, nbytes, 0)
         except runtime.CUDARuntimeError as error:
             log.warning("no pinned memory, so that uploads take longer: %s", str(error).splitlines()[0])
         else:

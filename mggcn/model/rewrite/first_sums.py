@@ -22,7 +22,7 @@ from mggcn.model.values import Graph, Value
 
 @dataclass(frozen=True, slots=True)
 class FirstSums:
-    """What batches read in place of the first layer's edges: S_r A^T S_c X, without S_r or S_c if `row` or `col` says so.
+    """What batches read instead of the first layer's edges: S_r A^T S_c X, without S_r or S_c if `row` or `col` says so.
 
     itself: whether they read X, too. layers: the numbers of the dense layers that multiply the sums.
     """

@@ -177,6 +177,13 @@ def test_memory_is_pinned_for_as_long_as_somebody_has_it() -> None:
     assert not runtime.pinned
 
 
+def test_no_bytes_pin_no_page() -> None:
+    """Fails if an array of no elements pins a page that others use, and takes the pin away when it ends."""
+    runtime = Registers()
+    assert pinning(runtime).pinned(0).nbytes == 0
+    assert runtime.sizes == []
+
+
 def test_a_system_that_pins_nothing_still_trains(caplog: pytest.LogCaptureFixture) -> None:
     """Fails if a limit of locked memory ends a run, or nothing says why its uploads are slow."""
     memory = pinning(Registers(refuses=True)).pinned(100)
