@@ -27,7 +27,7 @@ from mggcn.backend.cuda.memory import gpu_free_bytes
 from mggcn.blocks.block import Stack
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED, sizes_of, user_settings
-from mggcn.comm.rank import gpu_index, num_gpus_used
+from mggcn.comm.rank import gpu_index, num_gpus_used, ranks_here
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, default_machine, tuned_path, with_figures
 from mggcn.errors import BackendError, ConfigError, MggcnError, PlanError
@@ -253,14 +253,21 @@ def plan_graph(
     def planned(of: Config) -> RunPlan:
         return plan_run(of, shape, stats, strategy, nccl, network, figures, stack)
 
-    return _with_evaluation(config, planned, limit), partition
+    return with_evaluation(config, planned, limit), partition
 
 
-def _with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit: int | None) -> RunPlan:
+def with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit: int | None) -> RunPlan:
     """Return the plan with the evaluation that train.evaluate names; auto: over the whole graph, unless it does not fit.
 
-    Raises: ConfigError for blocks in a run without batches.
+    Raises: ConfigError for blocks in a run without batches, or whose ranks share no memory.
     """
+    ranks, asked = config.run.ranks, config.sample.batch and config.train.evaluate != "whole"
+    apart = bool(asked) and ranks > 1 and ranks_here(ranks) < ranks
+    if config.train.evaluate == "blocks" and apart:
+        raise ConfigError(
+            "train.evaluate blocks keeps rows in memory that all ranks share, and these are on several machines; set "
+            "train.evaluate=whole"
+        )
     if config.train.evaluate == "blocks" and not config.sample.batch:
         raise ConfigError(
             "train.evaluate blocks saves memory where a step runs on a batch, and a step over the whole graph has its "
@@ -274,7 +281,7 @@ def _with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit
 
     plan = by("whole")
     # Before the limit, which asks a GPU that another machine may have.
-    if config.run.device != "cpu" or config.sample.compare_gradient:
+    if config.run.device != "cpu" or config.sample.compare_gradient or apart:
         return plan
     if plan.largest.total_bytes <= (memory_limit(config) if limit is None else limit):
         return plan
@@ -308,7 +315,7 @@ def plan_shape(
         shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
         stats = RowStats.expected(*sizes, self_loops=loops, shares=shares)
         figures = figures_here(config)
-        return _with_evaluation(config, lambda of: plan_run(of, shape, stats, strategy, nccl, figures=figures), limit)
+        return with_evaluation(config, lambda of: plan_run(of, shape, stats, strategy, nccl, figures=figures), limit)
     if not replication:
         raise ConfigError(
             f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "

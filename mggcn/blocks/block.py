@@ -5,7 +5,8 @@ A step runs over a stack of blocks, the input's first: the targets of each are t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
 from mggcn.errors import PlanError
@@ -59,11 +60,16 @@ class Capacity:
     targets: int
     sources: int
     edges: int
-    received: int = 0
-    sent: int = 0
-    received_back: int = 0
-    sent_back: int = 0
-    edges_back: int = 0
+    received: int = field(default=0, kw_only=True)
+    sent: int = field(default=0, kw_only=True)
+    received_back: int = field(default=0, kw_only=True)
+    sent_back: int = field(default=0, kw_only=True)
+    edges_back: int = field(default=0, kw_only=True)
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> Capacity:
+        """Return the capacity with these sizes, in the order of the fields."""
+        return cls(**dict(zip((one.name for one in fields(cls)), sizes, strict=False)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +84,10 @@ class Stack:
 
     blocks: tuple[Block, ...]
     capacities: tuple[Capacity, ...]
-    mean: tuple[tuple[int, int], ...] = ()
-    together: tuple[Capacity, ...] = ()
-    exchanged: tuple[Block, ...] = ()
-    overlap: float = 0.0
+    mean: tuple[tuple[int, int], ...] = field(default=(), kw_only=True)
+    together: tuple[Capacity, ...] = field(default=(), kw_only=True)
+    exchanged: tuple[Block, ...] = field(default=(), kw_only=True)
+    overlap: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.blocks or len(self.blocks) != len(self.capacities):

@@ -92,7 +92,7 @@ def with_shared_extents(
         if hop < len(least):
             wanted = [max(pair) for pair in zip(wanted, dataclasses.astuple(least[hop])[1:], strict=True)]
         sources, *others = map(min, wanted, dataclasses.astuple(size)[1:])
-        capacities.append(Capacity(targets, max(sources, targets), *others))
+        capacities.append(Capacity.of((targets, max(sources, targets), *others)))
         targets = capacities[-1].sources
     return dataclasses.replace(
         hops_of(capacities), together=together.capacities, exchanged=bound.exchanged, overlap=overlap

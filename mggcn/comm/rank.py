@@ -100,6 +100,11 @@ def num_gpus_used(ranks: int, transport: str) -> int:
     """
     if ranks == 1 or transport in ("single", "threads"):
         return 1
+    return ranks_here(ranks)
+
+
+def ranks_here(ranks: int) -> int:
+    """Return how many of a run's ranks are on this machine: all, unless torchrun says otherwise."""
     return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks))) if torchrun_env() else ranks
 
 

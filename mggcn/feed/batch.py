@@ -39,8 +39,8 @@ class BlockEdges:
     values: npt.NDArray[Any] | None = None
     transposed: BlockEdges | None = None
     types: npt.NDArray[Any] | None = None
-    remote: RemoteEdges | None = None
-    relations: tuple[RelationEdges, ...] = ()
+    remote: RemoteEdges | None = field(default=None, kw_only=True)
+    relations: tuple[RelationEdges, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RemoteEdges:
     sent: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
     """Pairs of rows that a step scores on one rank, links first: heads and tails int32 (M,), of S rows.
 

@@ -93,7 +93,8 @@ class LinkDraws:
     def _pairs(self, heads: Any, tails: Any, num_rows: int, links: int, own: int) -> Pairs:
         indptr, ends = incidence(heads, tails, num_rows)
         total = links * (1 + self.negatives)
-        return Pairs(heads.astype(np.int32), tails.astype(np.int32), own, total, indptr, ends)
+        heads, tails = heads.astype(np.int32), tails.astype(np.int32)
+        return Pairs(heads=heads, tails=tails, links=own, total=total, indptr=indptr, ends=ends)
 
 
 def incidence(heads: Any, tails: Any, num_rows: int) -> tuple[Ids, npt.NDArray[np.int32]]:

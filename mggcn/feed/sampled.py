@@ -51,7 +51,7 @@ class _Step:
     seeds: Vector
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
     """The memory of a batch on its way: what is drawn, its values and their transpose, features, scales of its rows; and
     this rank's part, if ranks share it.
@@ -184,17 +184,17 @@ class SampledFeed:
 
         self._places = [
             _Place(
-                Slot(plan, empty),
-                tuple(empty(count, real) for count in edges),
-                tuple(empty(count, real) for count in edges_t),
-                None if memory is None else memory(),
-                None if sums is None else sums(),
-                empty(most if norm is not None and norm.norm != "none" else 0, real),
-                by_relation(edges),
-                by_relation(edges_t),
-                np.zeros(0 if values.relations is None else values.relations.num_relations),
-                [],
-                None if share is None else Share(share, rank, empty),
+                slot=Slot(plan, empty),
+                values=tuple(empty(count, real) for count in edges),
+                values_t=tuple(empty(count, real) for count in edges_t),
+                features=None if memory is None else memory(),
+                sums=None if sums is None else sums(),
+                scales=empty(most if norm is not None and norm.norm != "none" else 0, real),
+                relations=by_relation(edges),
+                relations_t=by_relation(edges_t),
+                by_type=np.zeros(0 if values.relations is None else values.relations.num_relations),
+                reads=[],
+                share=None if share is None else Share(share, rank, empty),
             )
             for _ in range(ahead + 1)
         ]

@@ -36,6 +36,8 @@ INPUT: Final = "input"
 """Name of the features where they are kept in the type of activations, because an aggregation reads them."""
 ASSIGNMENT_BYTES: Final = 6
 """Bytes a vertex by which columns are numbered (partition/order.py)."""
+REORDERED: Final = ("permute", "locality")
+"""Orders by which a single rank has the vertices in another order too."""
 TYPED_BYTES: Final = 64
 """Bytes an edge while a chunk's edges are put in order by relation."""
 
@@ -119,7 +121,8 @@ def plan_blocks(
     stages = cut(values.evaluation.roots[0].operands[0], blocks)
     vertices, run = shape.num_vertices, config.run
     at_once, row = min(vertices, CHUNK_ROWS), BufferSpec("", 1, shape.num_features, sizes.dtype).nbytes
-    in_place = shape.feature_nnz is None and sizes.dtype == "fp32" and not config.data.row_normalize
+    stored = shape.feature_nnz is None if shape.in_place is None else shape.in_place
+    in_place = stored and sizes.dtype == "fp32" and not config.data.row_normalize
     if not in_place:
         at_once = min(at_once, max(LEAST_ROWS, FEATURE_BYTES // row))
     # A row has at most an edge from each vertex, of each relation.
@@ -139,9 +142,11 @@ def plan_blocks(
     whole = lower("evaluate", values.evaluation, every, plans)
     kept = _kept(stages, sizes, vertices, shape.num_features if stages.reads_input and not in_place else 0)
     features = None if in_place else BufferSpec("", at_once, shape.num_features, sizes.dtype)
+    # A rank that has all vertices in their order returns the rows that are kept.
+    in_order = run.ranks == 1 and run.order not in REORDERED
     result = BufferSpec("", rows, shape.num_classes, sizes.dtype)
     nbytes = kept.nbytes + _chunk_bytes(shape, chunk, run.precision, typed=values.typed)
-    nbytes += (0 if features is None else features.nbytes) + result.nbytes
+    nbytes += (0 if features is None else features.nbytes) + (0 if in_order else result.nbytes + 4 * rows)
     nbytes += (ASSIGNMENT_BYTES + len(blocks) + 1) * vertices  # and which rows each layer computes
     return BlockEvaluation(
         blocks=blocks,

@@ -45,7 +45,7 @@ SHORT_WORK: Final = 10**9
 """FLOP of an epoch, counted likewise, up to which runs begin with one thread: some 10 ms."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpochCost:
     """Predicted costs of a run: a training epoch (the average over a period where they differ) or a step on a batch, an
     evaluation, and the exact gradient, if steps are compared with it. batch: what a batch takes beside its step. pairs_s:
@@ -79,12 +79,12 @@ def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
     # Every rank scores its share of the pairs.
     pairs = -(-shape.num_scored_pairs // len(plan.ranks))
     return EpochCost(
-        training_cost(plan, machine),
-        _cost(plan, machine, [rank.evaluate for rank in plan.ranks]),
-        _cost(plan, machine, exact) if exact else None,
-        batch,
-        PAIR_S * _pairs(plan) if batch is None else 0.0,
-        scored_s(pairs, config.links.embedding, config.links.decoder),
+        train=training_cost(plan, machine),
+        evaluate=_cost(plan, machine, [rank.evaluate for rank in plan.ranks]),
+        exact=_cost(plan, machine, exact) if exact else None,
+        batch=batch,
+        pairs_s=PAIR_S * _pairs(plan) if batch is None else 0.0,
+        scores_s=scored_s(pairs, config.links.embedding, config.links.decoder),
     )
 
 

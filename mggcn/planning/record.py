@@ -53,7 +53,8 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
             if plan.shape.task == "links"
             else {}
         )
-        | ({"copied_bytes": plan.shape.copied_bytes} if plan.shape.copied_bytes else {}),
+        | ({"copied_bytes": plan.shape.copied_bytes} if plan.shape.copied_bytes else {})
+        | ({"in_place": plan.shape.in_place} if plan.config.sample.batch else {}),
         "reasons": layer_reasons(plan),
         "rewrites": list(first.values.explained),
         "training_rows": [_rows_dict(rows) for rows in first.rows],
@@ -124,8 +125,9 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
     shape = GraphShape(**content["graph"])
     stack = stack_of(config, shape)
     if stack is not None and "batches" in content:
-        sizes, together = (tuple(Capacity(*c) for c in content.get(k, ())) for k in ("batches", "shared_batches"))
+        sizes, together = (tuple(Capacity.of(c) for c in content.get(k, ())) for k in ("batches", "shared_batches"))
         exchanged = tuple(block for block in stack.blocks if block.name in content.get("exchanged", ()))
         mean = tuple(tuple(pair) for pair in content.get("mean_batches", ()))
-        stack = Stack(stack.blocks, sizes, mean, together, exchanged, content.get("overlap", 0.0))
+        found: dict[str, Any] = {"mean": mean, "together": together, "exchanged": exchanged}
+        stack = Stack(stack.blocks, sizes, **found, overlap=content.get("overlap", 0.0))
     return plan_run(config, shape, stats, strategy, nccl, figures=figures, stack=stack)

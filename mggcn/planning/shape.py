@@ -49,6 +49,8 @@ class GraphShape:
     copied_bytes: int = 0
     """Bytes of the matrices that batches read and that no file holds as they are, such as those of joined graphs: each rank
     has them in memory of its own."""
+    in_place: bool | None = None
+    """Whether features are rows that can be read where they are stored; None, of a bare shape: where they are dense."""
 
 
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
@@ -91,6 +93,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         num_scored=max((rows for rows, _ in scored), default=0),
         num_scored_pairs=sum(rows * (columns - 1) for rows, columns in scored),
         copied_bytes=copied,
+        in_place=not isinstance(features, CSR) and not features.copied,
         feature_nnz=nnz,
         aggregated_nnz=0
         if nnz is None or not aggregates

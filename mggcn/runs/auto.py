@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from mggcn.assemble.plan import (
     resolve,
     room_of,
     this_machine,
+    with_evaluation,
 )
 from mggcn.assemble.stack import stack_for
 from mggcn.config import Config, RunConfig
@@ -32,7 +34,7 @@ from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.make import make_partition
 from mggcn.partition.metis.run import MetisSettings
 from mggcn.partition.order import MAX_PARTS
-from mggcn.planning.run import plan_run
+from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
 
@@ -77,7 +79,7 @@ def resolve_auto(
         return resolve(config, graph), None
     machine = machine or this_machine(config)
     base = resolve(_with_run(config, _fallback(config.run)), graph)
-    candidates = list(_candidates(config, base, graph, machine))
+    candidates = list(_candidates(config, base, graph, machine, limit))
     choice = choose(candidates, machine, memory_limit(base) if limit is None else limit, room)
     return _apply_choice(base, choice), choice
 
@@ -98,7 +100,7 @@ def resolve_auto_shape(
         trial = _with_run(base, run)
         partition = "libra" if STRATEGIES[trial.run.strategy].kind == "cut" else "rows"
         try:
-            plan = plan_shape(trial, shape, replication, machine)
+            plan = plan_shape(trial, shape, replication, machine, limit)
         except MggcnError as error:
             candidates.append(_candidate(trial.run, partition, exact, None, str(error)))
         else:
@@ -182,7 +184,7 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
     )
 
 
-def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) -> Iterator[Candidate]:
+def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, limit: int | None) -> Iterator[Candidate]:
     """Plan every variant on a graph; a partition is made once per order and number of bins."""
     shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
     nccl, figures = nccl_memory(base, machine), figures_here(base)
@@ -196,6 +198,10 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
     # Which rank has a seed depends on the order, the size of its batches hardly.
     owner = (np.arange(graph.num_vertices) % ranks).astype(np.uint16)
     stack = stack_for(base, graph, shape, owner)
+
+    def planned(stats: PartitionStats, of: Config) -> RunPlan:
+        return plan_run(of, shape, stats, STRATEGIES[of.run.strategy], nccl, figures=figures, stack=stack)
+
     for run, exact in _variants(config, orders):
         trial = _with_run(base, run)
         kind = STRATEGIES[trial.run.strategy].kind
@@ -212,7 +218,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine) ->
         if isinstance(stats, CutStats):
             partition = f"libra, replication {stats.replication:.2f}"
         try:
-            plan = plan_run(trial, shape, stats, STRATEGIES[trial.run.strategy], nccl, figures=figures, stack=stack)
+            plan = with_evaluation(trial, functools.partial(planned, stats), limit)
         except (GraphError, PlanError) as error:
             yield _candidate(trial.run, partition, exact, None, str(error))
         else:

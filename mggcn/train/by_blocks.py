@@ -220,9 +220,9 @@ def _spans(adj_t: CSR, comm: Communicator, plan: BlockEvaluation) -> Iterator[ra
 def _in_place(features: VertexFeatures, dtype: torch.dtype) -> Tensor | None:
     """Return the features (N, D) where they are stored, if they are as activations are, else None."""
     stored = features.graph.features
-    if stored is None or isinstance(stored, CSR) or features.row_normalize or dtype != torch.float32:
+    if stored is None or isinstance(stored, CSR) or stored.copied or features.row_normalize or dtype != torch.float32:
         return None
-    array = np.ascontiguousarray(stored.array())  # as every file is; what is joined or converted is read
+    array = np.ascontiguousarray(stored.array())  # as every file is
     # Not torch.from_numpy, which warns of a map that cannot be written to; nothing writes to it.
     memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
     memory._array = array  # type: ignore[attr-defined]  # keeps the map open

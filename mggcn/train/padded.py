@@ -57,7 +57,8 @@ class PaddedLoader:
         dtype: str,
         ahead: int,
     ) -> None:
-        self.runtime, self._layout, self._stack = runtime, layout, layout.stack
+        self.runtime: RankRuntime = runtime
+        self._layout, self._stack = layout, layout.stack
         self._features, self._norm, self._targets = features, norm, targets
         backend = runtime.backend
         self._read = backend.allocate(layout.nbytes)

@@ -35,7 +35,7 @@ def test_parts_are_those_of_the_twin(share: float, ranks: int, exchanged: bool) 
     of_row, of_column = (rng.integers(0, ranks, count).astype(np.uint16) for count in (rows, columns))
     edges = indices.size + 1
     whole = Capacity(rows, columns, edges)
-    size = Capacity(rows, columns, edges, columns, columns * ranks, rows, rows * ranks, edges)
+    size = Capacity.of((rows, columns, edges, columns, columns * ranks, rows, rows * ranks, edges))
     plan, twin = plan_of(size, whole, ranks, exchanged=exchanged), Reads(indptr, indices, of_row, of_column, ranks)
     messages = np.zeros((ranks, ranks), np.int64)
     for rank in range(ranks):

@@ -203,7 +203,7 @@ def test_a_first_layer_in_full_is_planned_and_trains(tmp_path: Path, capsys: pyt
     "settings",
     [
         ["--set", "model.kind=sage"],
-        pytest.param(["--set", "model.kind=gat", "--precision", "bf16"], marks=pytest.mark.full),
+        pytest.param(["--set", "model.kind=gin", "--precision", "bf16"], marks=pytest.mark.full),
         pytest.param(["--set", "sample.first=full", "--set", "sample.plan=run"], marks=pytest.mark.full),
         pytest.param(["--ranks", "2", "--transport", "gloo"], marks=pytest.mark.full),
     ],

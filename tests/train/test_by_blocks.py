@@ -15,10 +15,12 @@ from mggcn.assemble.rank import Rank
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.join import JoinedRows
 from mggcn.memory.units import MIB
 from mggcn.planning import by_blocks
 from mggcn.planning.advice import require_fit
 from mggcn.planning.text import render
+from mggcn.runs.auto import resolve_auto
 from mggcn.train.by_blocks import BlockEvaluator
 from tests.feed.test_blocks import MODELS, config_of, graph_of
 from tests.graphs import make_graph, on_ranks, pattern
@@ -108,7 +110,7 @@ def test_same_bits_where_the_order_of_products_is_the_same(name: str) -> None:
     np.testing.assert_array_equal(blocks[1], whole[1])
 
 
-@pytest.mark.parametrize("case", ["bce", "mse", "order", "sparse, bf16", "hub"])
+@pytest.mark.parametrize("case", ["bce", "mse", "order", "sparse, bf16", "hub", "joined"])
 def test_tasks_orders_and_inputs(case: str) -> None:
     """Fails if labels meet other vertices' scores, an order of the rows is not undone, or features are read otherwise."""
     graph, changes, tolerance = graph_of(), dict[str, Any](), 1e-12
@@ -119,6 +121,19 @@ def test_tasks_orders_and_inputs(case: str) -> None:
             graph, changes = labelled(graph, case), {"metric": "r2", "loss": "mse"}
         case "order":
             changes = {"order": "permute"}
+        case "joined":
+            rows = graph.features
+            assert isinstance(rows, ArrayRows)
+            halves = tuple(ArrayRows(part) for part in np.array_split(rows.array(), 2))
+            graph, changes, tolerance = (
+                dataclasses.replace(graph, features=JoinedRows(halves)),
+                {"precision": "fp32"},
+                1e-6,
+            )
+            (plan, _) = plan_graph(batches(config_of(1, KINDS["sage"]), evaluate="blocks", **changes), graph)
+            planned = plan.ranks[0].by_blocks
+            assert planned is not None
+            assert planned.features is not None
         case "hub":
             graph = make_graph(pattern("hub-row", 90, 5), num_features=7, num_classes=4, sparse=False, seed=4)
         case _:
@@ -201,10 +216,24 @@ def test_auto_takes_blocks_where_the_whole_graph_does_not_fit() -> None:
     require_fit(chosen, limit)
     with pytest.raises(PlanError, match=r"--set train.evaluate=blocks, which evaluates layer by layer, would fit into"):
         require_fit(plans["whole"], limit)
+    # As the choice of a strategy does, which plans each of them.
+    either = dataclasses.replace(config, run=dataclasses.replace(config.run, strategy="auto", ranks=2))
+    assert resolve_auto(either, graph, limit=limit)[1] is not None
     # Where neither fits, the advice starts from the smaller one.
     few = needs["blocks"] - 1
     with pytest.raises(PlanError, match=r"needs .* but only .* may be used"):
         require_fit(plan_graph(config, graph, limit=few)[0], few)
+
+
+def test_ranks_of_several_machines_evaluate_over_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if ranks that share no memory are planned to keep rows in it."""
+    start = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "a"}
+    for name, value in (start | {"MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    config = config_of(2, KINDS["gcn"])
+    assert plan_graph(batches(config), graph_of(), limit=1)[0].config.train.evaluate == "whole"
+    with pytest.raises(ConfigError, match=r"these are on several machines; set train.evaluate=whole"):
+        plan_graph(batches(config, evaluate="blocks"), graph_of())
 
 
 def test_runs_that_cannot_evaluate_by_blocks() -> None:

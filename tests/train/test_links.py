@@ -19,6 +19,10 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.generate import community
 from mggcn.graph.links import split_links
 from mggcn.graph.philox import draw_below
+from mggcn.model.kinds import pairs
+from mggcn.model.kinds.combine import Scaled
+from mggcn.model.network import make_values
+from mggcn.model.values import Adjoint, Value
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
 from tests.reference import dense_csr, dense_features, dropout_mask, normalized
 
@@ -155,6 +159,24 @@ def test_gradients_and_scores_of_the_whole_graph(name: str, ranks: int) -> None:
             assert scores["mrr"] == pytest.approx((1 / ranked).mean(), rel=1e-12)
             best = np.sort(negative.ravel())[-10]
             assert scores["hits@10"] == pytest.approx((positive > best).mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [pairs.Everyone, pairs.PairDot, pairs.PairProduct])
+def test_planted_faults_are_seen(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if half of the gradient of pairs could be lost and nothing would be noticed."""
+    original = kind.adjoint
+
+    def half(self: Any, value: Value, gradient: Value) -> Adjoint:
+        found = original(self, value, gradient)
+        return Adjoint(tuple(Value(Scaled(0.5), (one,), one.cols) for one in found.operands), found.effects)
+
+    monkeypatch.setattr(kind, "adjoint", half)
+    make_values.cache_clear()
+    try:
+        with pytest.raises(AssertionError):
+            test_gradients_and_scores_of_the_whole_graph("network" if kind is pairs.PairProduct else "dot", 2)
+    finally:
+        make_values.cache_clear()
 
 
 @pytest.mark.parametrize("in_batch", [False, True])
