@@ -1,10 +1,12 @@
-// Edges of a drawn block by their relation (feed/relations.py). Nothing is allocated: a batch has planned memory for both.
-// relation_means_*  turns what drawn edges count in a sum into weights of means over the in-neighbours of each relation.
-//                   For entry e of row t and relation r, in double precision:
+// Edges of a drawn block by their relation (feed/relations.py). Nothing is allocated: a batch has planned memory for
+// both.
+// relation_means_*  turns what drawn edges count in a sum into weights of means over the in-neighbours of each
+//                   relation. For entry e of row t and relation r, in double precision:
 //                     mode 0: value / D;  1: value (D / drawn) / D;  2: value (stored / drawn) / D;  3: value / sum
 //                   D: degree of the edge's relation at its target; drawn: sum of `draw` (1 each without) of the row's
-//                   entries of r; stored: number of the vertex's edges of r in the graph; sum: of the values of r in the
-//                   row; 0 where the divisor is 0. Writes the entries' types, and leaves `sums` as it found it, zero.
+//                   entries of r; stored: number of the vertex's edges of r in the graph; sum: of the values of r in
+//                   the row; 0 where the divisor is 0. Writes the entries' types, and leaves `sums` as it found it,
+//                   zero.
 // relation_order_*  puts the entries in the order of relation, row and place: a part for each relation and block_rows
 //                   of the rows that have some, with row pointers of its own that begin at 0.
 // Moves: relation_means the store's types and degrees of each entry, a random line each, mode 2 whole rows of types;
@@ -145,5 +147,9 @@ MGGCN_EXPORT(mggcn_relation_means_f32)(RelationMeans* m, void* types, float* val
 MGGCN_EXPORT(mggcn_relation_means_f64)(RelationMeans* m, void* types, double* values) {
   relation_means(*m, types, values);
 }
-MGGCN_EXPORT(mggcn_relation_order_f32)(RelationOrder* o, const float* values, float* out) { relation_order(*o, values, out); }
-MGGCN_EXPORT(mggcn_relation_order_f64)(RelationOrder* o, const double* values, double* out) { relation_order(*o, values, out); }
+MGGCN_EXPORT(mggcn_relation_order_f32)(RelationOrder* o, const float* values, float* out) {
+  relation_order(*o, values, out);
+}
+MGGCN_EXPORT(mggcn_relation_order_f64)(RelationOrder* o, const double* values, double* out) {
+  relation_order(*o, values, out);
+}

@@ -1,10 +1,12 @@
 // row_scales_*: S_r or S_c of some vertices of a graph (feed/norm_scales.py), from their rows of A^T alone:
-//   out[t] = 1 / d, or d^-1/2 if symmetric, d the sum of row ids[t] (or its number of entries), plus 1 if self_loops and
-//            the row lacks its diagonal; 0 where that is not finite. The sum is that of tile_degree (tiles.cpp), bit for bit.
-//   known    scales by vertex that were computed before, 0 where none was; or null. Threads may share it: two that compute
-//            one write the same bits.
+//   out[t] = 1 / d, or d^-1/2 if symmetric, d the sum of row ids[t] (or its number of entries), plus 1 if self_loops
+//            and the row lacks its diagonal; 0 where that is not finite. The sum is that of tile_degree (tiles.cpp),
+//            bit for bit.
+//   known    scales by vertex that were computed before, 0 where none was; or null. Threads may share it: two that
+//            compute one write the same bits.
 //   bad      set to the first id whose row pointers are not within the matrix (status 1), or whose sum is negative (2)
-// Moves: a line of row pointers a vertex, of `known` one; under self-loops some of the row's columns, with values the row.
+// Moves: a line of row pointers a vertex, of `known` one; under self-loops some of the row's columns, with values the
+// row.
 #include <cmath>
 
 #include "common.h"
