@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeGuard
 
+from mggcn.config import MetricName
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Task
 from mggcn.graph.options import GraphOptions
@@ -59,29 +60,7 @@ class Parts(TypedDict, total=False):
     """Loss, metric, optimiser and schedule: a name or, for a user's own module, a function or class."""
 
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] | Loss
-    metric: (
-        Literal[
-            "auto",
-            "accuracy",
-            "balanced_accuracy",
-            "macro_f1",
-            "micro_f1",
-            "roc_auc",
-            "average_precision",
-            "mae",
-            "rmse",
-            "r2",
-            "mrr",
-            "hits@1",
-            "hits@3",
-            "hits@5",
-            "hits@10",
-            "hits@20",
-            "hits@50",
-            "hits@100",
-        ]
-        | Metric
-    )
+    metric: MetricName | Metric
     optimizer: Literal["adam", "adamw", "sgd"] | MakeOptimizer
     schedule: Literal["constant", "cosine", "step", "plateau"] | MakeSchedule
 

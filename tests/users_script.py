@@ -91,6 +91,6 @@ for drawn in loader:
 mggcn.Trainer(graph, mggcn.GCN(8), batch=1, fanout=(5, "all"), draw="labor", weights="mean", ahead=1)
 
 # A keyword or a value that is wrong must be noticed: mypy calls an `ignore` without an error unused.
-mggcn.Trainer(graph, lrr=0.1)  # type: ignore[call-arg]
-mggcn.Trainer(graph, strategy="broadcst")  # type: ignore[arg-type]
-mggcn.load(edges, lables=[0])  # type: ignore[call-arg]
+mggcn.Trainer(graph, lrr=0.1)  # type: ignore[call-arg]  # misspelt: a checker says so
+mggcn.Trainer(graph, strategy="broadcst")  # type: ignore[arg-type]  # so is this value
+mggcn.load(edges, lables=[0])  # type: ignore[call-arg]  # and this name

@@ -24,6 +24,29 @@ MAX_THREADS = 4096
 """Threads of a rank: beyond what machines have, OpenMP ends the process."""
 
 
+MetricName = Literal[
+    "auto",
+    "accuracy",
+    "balanced_accuracy",
+    "macro_f1",
+    "micro_f1",
+    "roc_auc",
+    "average_precision",
+    "mae",
+    "rmse",
+    "r2",
+    "mrr",
+    "hits@1",
+    "hits@3",
+    "hits@5",
+    "hits@10",
+    "hits@20",
+    "hits@50",
+    "hits@100",
+]
+"""Scores that the history may have."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
     """Table [data]: the parts of the store that a run reads, and how."""
@@ -91,26 +114,7 @@ class TrainConfig:
     """Share of a training vertex's label that is spread evenly over all classes (cross_entropy)."""
     ignored_labels: tuple[int, ...] = ()
     """Classes whose vertices neither the loss nor a score counts."""
-    metric: Literal[
-        "auto",
-        "accuracy",
-        "balanced_accuracy",
-        "macro_f1",
-        "micro_f1",
-        "roc_auc",
-        "average_precision",
-        "mae",
-        "rmse",
-        "r2",
-        "mrr",
-        "hits@1",
-        "hits@3",
-        "hits@5",
-        "hits@10",
-        "hits@20",
-        "hits@50",
-        "hits@100",
-    ] = "auto"
+    metric: MetricName = "auto"
     """Score of the history. auto: the one that the store names; else accuracy for classes, micro_f1 for several labels,
     roc_auc for links, and for numbers rmse, or mae under the loss mae. Of several labels or targets: the mean, except for
     micro_f1."""

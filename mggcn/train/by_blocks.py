@@ -225,5 +225,5 @@ def _in_place(features: VertexFeatures, dtype: torch.dtype) -> Tensor | None:
     array = np.ascontiguousarray(stored.array())  # as every file is
     # Not torch.from_numpy, which warns of a map that cannot be written to; nothing writes to it.
     memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
-    memory._array = array  # type: ignore[attr-defined]  # keeps the map open
+    memory._array = array  # type: ignore[attr-defined]  # ours: it keeps the map open
     return torch.frombuffer(memory, dtype=dtype).view(array.shape)

@@ -107,7 +107,7 @@ class _Copies(TorchDispatchMode):
     """Notes what is copied from the host."""
 
     def __init__(self, device: StreamsDevice, copies: list[tuple[Tensor, Tensor]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's has no types
         self._device, self._copies = device, copies
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -102,7 +102,7 @@ def test_another_step_than_the_next_one_has_its_own_batch() -> None:
             left = feed.epoch(seed, epoch, first)
             next(left)
             if epoch == 1:
-                left.close()  # type: ignore[attr-defined]
+                left.close()  # type: ignore[attr-defined]  # a generator
             found.append(contents(feed.epoch(seed, epoch, first)))
         return found
 

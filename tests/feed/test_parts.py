@@ -164,7 +164,7 @@ def test_batches_are_on_average_as_planned(ranks: int) -> None:
 def test_what_is_not_finite_is_found_in_any_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if only the last part of a step is searched for where a loss became infinite."""
     graph = graph_of()
-    features = graph.features.array()  # type: ignore[union-attr]
+    features = graph.features.array()  # type: ignore[union-attr]  # dense ones, in memory
     planned(monkeypatch, 14, 0.5)
 
     def body(rank: Rank) -> str:

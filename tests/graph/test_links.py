@@ -38,7 +38,7 @@ def test_links_are_a_partition_of_the_edges(kind: str) -> None:
     np.testing.assert_array_equal(dense(found.adj_t), after.T)
     assert (after[after != 0] == before[after != 0]).all()
     assert after[5, 5] == before[5, 5] == 1
-    parts = {name: pairs(rows) for name, rows in found.links.items()}  # type: ignore[arg-type]
+    parts = {name: pairs(rows) for name, rows in found.links.items()}  # type: ignore[arg-type]  # Rows, all in memory here
     both = {name: some | {(v, u) for u, v in some} for name, some in parts.items()}
     assert not both["val"] & both["test"]
     assert not both["train"] & (both["val"] | both["test"])
@@ -69,7 +69,7 @@ def test_negatives_are_no_edges_and_have_names() -> None:
         assert not edges[rows[:, :1], rows[:, 2:]].any()
         assert (rows[:, :1] != rows[:, 2:]).all()
         np.testing.assert_array_equal(rows, again.links[name].array())
-    assert pairs(found.links["test"]) != pairs(other.links["test"])  # type: ignore[arg-type]
+    assert pairs(found.links["test"]) != pairs(other.links["test"])  # type: ignore[arg-type]  # as above
     sources = np.concatenate([rows.array()[:, 0] < rows.array()[:, 1] for rows in found.links.values()])
     assert 0.3 < sources.mean() < 0.7  # an undirected link has either end as its source
 
@@ -167,7 +167,7 @@ def test_other_shares_leave_parts_empty() -> None:
 def test_bad_splits_are_refused(graph: Graph, arguments: dict[str, object], words: str) -> None:
     """Fails if a split that cannot be is made, or refused in other words than these."""
     with pytest.raises((ConfigError, GraphError), match=words):
-        split_links(graph, **({"shares": (0.5, 0.25, 0.25)} | arguments))  # type: ignore[arg-type]
+        split_links(graph, **({"shares": (0.5, 0.25, 0.25)} | arguments))  # type: ignore[arg-type]  # wrong ones
 
 
 @pytest.mark.parametrize(

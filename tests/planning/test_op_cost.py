@@ -190,7 +190,7 @@ def test_sums_of_the_first_layer_take_time_once() -> None:
     found = []
     for ranks, first in ((1, "drawn"), (1, "full"), (2, "full")):
         run = RunConfig(ranks=ranks, transport="threads" if ranks > 1 else "single")
-        sample = SampleConfig(batch=2048, fanout=(10, 5), first=first)  # type: ignore[arg-type]
+        sample = SampleConfig(batch=2048, fanout=(10, 5), first=first)  # type: ignore[arg-type]  # a parameter of the test
         found.append(first_sums_s(plan_shape(Config(model=ModelConfig(hidden=(64,)), run=run, sample=sample), shape)))
     assert found[0] == 0
     assert found[1] == 2 * found[2] == pytest.approx(400_000 * (2.5e-8 + 512 / 8e9))

@@ -96,7 +96,7 @@ def reference(config: Config, graph: Graph, a_hat: np.ndarray, p: Mapping[str, T
         scores = decoded(params, config, h[heads] * h[tails])
         loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, labels.double())
         loss.backward()
-    return float(loss.detach()), {n: w.grad.numpy() for n, w in params.items()}, h.detach()  # type: ignore[union-attr]
+    return float(loss.detach()), {n: w.grad.numpy() for n, w in params.items()}, h.detach()  # type: ignore[union-attr]  # all have one
 
 
 def first_step(rank: Rank) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def test_rows_that_fill_up_are_finite(ahead: int, filled_up: pytest.MonkeyPatch)
     """Fails if rows behind a small batch are those of a larger one before, so that one that overflows spoils gradients."""
 
     def body(rank: Rank) -> list[bool]:
-        loader = rank.trainer._epoch._load.__self__  # type: ignore[attr-defined]
+        loader = rank.trainer._epoch._load.__self__  # type: ignore[attr-defined]  # a bound method
         batches = sorted(rank.feed.epoch(8123, 0), key=lambda batch: -batch.rows[loader._stack.blocks[0].sources].size)
         found = []
         for batch in batches:
@@ -238,7 +238,7 @@ def test_uploads_run_beside_the_step(ahead: int) -> None:
     device = StreamsDevice(seed=2)
 
     def body(rank: Rank) -> Any:
-        loader = rank.trainer._epoch._load.__self__  # type: ignore[attr-defined]
+        loader = rank.trainer._epoch._load.__self__  # type: ignore[attr-defined]  # a bound method
         work = rank.trainer._epoch._work
 
         def reading() -> None:

@@ -142,7 +142,7 @@ class Registers:
     def __init__(self, *, refuses: bool = False) -> None:
         self.refuses, self.pinned, self.sizes = refuses, set[int](), list[int]()
 
-    def hostRegister(self, address: int, nbytes: int, flags: int) -> None:  # noqa: N802  its name
+    def hostRegister(self, address: int, nbytes: int, flags: int) -> None:  # noqa: N802  # CUDA's name
         if self.refuses:
             raise self.CUDARuntimeError("cudaErrorMemoryAllocation: out of memory\nmore")
         assert flags == 0
@@ -150,7 +150,7 @@ class Registers:
         self.pinned.add(address)
         self.sizes.append(nbytes)
 
-    def hostUnregister(self, address: int) -> None:  # noqa: N802  its name
+    def hostUnregister(self, address: int) -> None:  # noqa: N802  # CUDA's name
         self.pinned.remove(address)
 
 
