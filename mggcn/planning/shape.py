@@ -50,7 +50,8 @@ class GraphShape:
     """Bytes of the matrices that batches read and that no file holds as they are, such as those of joined graphs: each rank
     has them in memory of its own."""
     in_place: bool | None = None
-    """Whether features are rows that can be read where they are stored; None, of a bare shape: where they are dense."""
+    """Whether features are rows that can be read where they are stored; None, of a bare shape or without
+    batches: where they are dense."""
 
 
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
@@ -68,11 +69,12 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         refuse_summed(graph)
     model, nnz = config.model, features_nnz(features, config.run.features)
     aggregates = model.aggregates and not model.input_dropout
-    training, copied = None, 0
+    training, copied, in_place = None, 0, None
     if config.sample.batch:
         training = training_rows(graph, config.data.splits, config.data.split)
         copied = (graph if model.typed else graph.untyped()).adj_t.copied_bytes
         copied += features.copied_bytes if isinstance(features, CSR) else 0
+        in_place = not isinstance(features, CSR) and not features.copied
     scored = [rows.shape for name, rows in graph.links.items() if name != "train"]
     if graph.links and training is None:
         num_training: int | None = graph.links["train"].shape[0]
@@ -93,7 +95,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         num_scored=max((rows for rows, _ in scored), default=0),
         num_scored_pairs=sum(rows * (columns - 1) for rows, columns in scored),
         copied_bytes=copied,
-        in_place=not isinstance(features, CSR) and not features.copied,
+        in_place=in_place,
         feature_nnz=nnz,
         aggregated_nnz=0
         if nnz is None or not aggregates
