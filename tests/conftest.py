@@ -31,6 +31,7 @@ NEEDS = {
     "tensorboard": ["train/test_tensorboard.py"],
     "shtab": ["cli/test_completion.py"],
     "sklearn": ["train/test_class_scores.py", "train/test_metrics.py"],
+    "ogb": ["train/test_link_metrics.py"],
 }
 """Test files that compare with a package which the GPU tests (-m cuda) do without."""
 MISSING = {name: files for name, files in NEEDS.items() if importlib.util.find_spec(name) is None}

@@ -157,6 +157,8 @@ class KernelBackend(Protocol):
     def sparse_in_place(self, indptr: Tensor, indices: Tensor, values: Tensor | None, columns: int) -> Sparse:
         """Return a CSR matrix over tensors of the device that later work rewrites, of so many columns: which thread sums
         which rows follows from their number alone. Entries from the last row pointer on are never read.
+
+        Raises: BackendError where products are cuSPARSE's.
         """
         ...
 

@@ -57,7 +57,7 @@ class ThreadChoice:
     Several ranks wait for each other, so they choose alike, from the mean of their seconds, which comes an epoch late;
     what one of them knows of its cores is not theirs.
 
-    first: threads to begin with. use: how the cores are used.
+    first: threads to begin with, at most those of the team: a GPU's has one. use: how the cores are used.
     """
 
     def __init__(self, team: Team, first: int, ranks: int, use: Callable[[], ProcessorUse | None]) -> None:
@@ -67,7 +67,7 @@ class ThreadChoice:
         self._team, self._use, self._ranks = team, use, ranks
         self._lag = int(ranks > 1)
         self._sizes = sizes[::-1]
-        team.running = first
+        team.running = min(first, team.planned)
         self._seen = {size: deque[float](maxlen=5) for size in sizes}
         self._best: dict[int, float] = {}
         self._skip = 1 + self._lag

@@ -166,6 +166,8 @@ class FillWhenWaited:
 
     def __init__(self, buf: Tensor, value: float) -> None:
         self.buf, self.value = buf, value
+        if buf.is_cuda:  # the fill runs on another stream than what made `buf`
+            torch.cuda.synchronize()
 
     def wait(self) -> None:
         self.buf.fill_(self.value)

@@ -79,6 +79,14 @@ def test_a_quiet_machine_keeps_its_threads() -> None:
     assert machine.epochs(100) == [4] * 100
 
 
+def test_a_gpu_runs_on_the_one_thread_that_it_plans() -> None:
+    """Fails if more threads than the team has are begun with, as on a GPU beside many cores."""
+    machine = Machine(1, 16)
+    machine.seconds = {1: 0.004}
+    assert machine.epochs(9) == [1] * 9
+    assert machine.choice.epochs == {1: 9}
+
+
 def test_threads_come_back_when_the_machine_is_quiet() -> None:
     """Fails if one busy minute leaves a run with one thread for ever."""
     machine = Machine(2, 2)

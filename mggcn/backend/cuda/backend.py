@@ -28,6 +28,7 @@ from mggcn.backend.events import Agree, CommStream, Event, Repeatable, UploadStr
 from mggcn.backend.sparse_products import Spmm, WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
+from mggcn.errors import BackendError
 
 QUEUE_S = 1.0
 """The host looks at results about once in this many seconds: it sees signals and losses this late."""
@@ -61,6 +62,7 @@ class CudaBackend:
         self._losses = self.allocate(8 * rows.PARTIALS).view(torch.float64)
         self._arrived = self.allocate(4).view(torch.int32)
         self.team: Team = Team(1)
+        self._rewrites = spmm == "own"
         self._spmm: Mapping[torch.dtype, Spmm] = (
             self._own_spmm(workspace_bytes, choices, wrap_spmm)
             if spmm == "own"
@@ -124,6 +126,8 @@ class CudaBackend:
         )
 
     def sparse_in_place(self, indptr: Tensor, indices: Tensor, values: Tensor | None, columns: int) -> Sparse:
+        if not self._rewrites:
+            raise BackendError("cuSPARSE prepares a product for one matrix, and this one is rewritten; use own kernels")
         return Sparse(indptr, indices, values, even_schedule(indptr.shape[0] - 1, self.upload))
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
