@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -51,7 +52,7 @@ def run(job: dict[str, Any]) -> int:
         log.write("\n")  # a process that was ended may have left half a line
         lab = Lab(Settings(**job), log, found)
         how = {key: value for key, value in job.items() if key not in ("cache", "data")}  # paths of this machine
-        around = surroundings()
+        around = surroundings() | {"command": shlex.join(["python", "-m", "bench.gpu.part", part, case])}
         lab.write(kind="start", settings=how, data=data, digest=digest, surroundings=around, device=device_facts(lab))
         try:
             module, function = ELSEWHERE.get(part, (part, "measure"))

@@ -91,6 +91,7 @@ def sections(parts: Parts) -> str:
 
 COLUMNS: dict[str, Callable[[Row], Any]] = {
     "contender": lambda r: r["contender"] + (", as shipped" if r.get("pyg") in SHIPPED else ""),
+    "mode": lambda row: mode_of(row),
     "ms": lambda r: f"{1e3 * r['median']:.3f}",
     "range": lambda r: milliseconds(r)[1],
     "GB/s": lambda r: f"{r['gb_per_s']:.0f}",
@@ -109,6 +110,11 @@ COLUMNS: dict[str, Callable[[Row], Any]] = {
     "epochs": lambda r: (r["captured"] or {}).get("epoch"),
 }
 """What a table has of a row under a name; under another name it has the row's entry of that name."""
+
+
+def mode_of(row: Row) -> str:
+    """How epochs were launched: captured, eager, or refused, without the reason."""
+    return str(row["mode"]).partition(":")[0]
 
 
 def tabled(rows: Rows, *names: str) -> str:
@@ -137,6 +143,8 @@ def epochs(parts: Parts) -> str:
         text += epoch_verdicts(case, found, predictions(case, rows, parts)) + "\n"
         more = ("peak GiB", "planned GiB", "products", "kernels", "first loss")
         text += tabled(found, "contender", "precision", "mode", "ms", "range", *more)
+        refused = {row["contender"]: row["mode"] for row in found if ":" in row["mode"]}
+        text += "".join(f"\nCapture of {contender} {mode}\n\n" for contender, mode in refused.items())
     return text
 
 
@@ -167,8 +175,8 @@ def epoch_verdicts(case: str, rows: Rows, predicted: Mapping[str, float]) -> str
     peer, shipped = fastest_peer(rows), fastest_peer(rows, SHIPPED)
     if peer is None:
         return "- no PyG to compare with\n"
-    text = f"- PyG's fastest in float32: {peer['contender']}, {peer['mode']}"
-    text += f"; as shipped: {shipped['contender']}, {shipped['mode']}\n" if shipped else "; none as shipped\n"
+    text = f"- PyG's fastest in float32: {peer['contender']}, {mode_of(peer)}"
+    text += f"; as shipped: {shipped['contender']}, {mode_of(shipped)}\n" if shipped else "; none as shipped\n"
     for own in (row for row in rows if row["contender"] == "mggcn"):
         where, precision = f"{own['precision']}, {own['mode']}", own["precision"]
         goal, ratio = goal_of(case, precision), peer["median"] / own["median"]
