@@ -253,7 +253,7 @@ def test_what_the_guides_name_exists() -> None:
         *((name, "") for name in arguments),
         *(("", name) for name in arguments),
     }
-    named = set(re.findall(r"\b(?:tests|bench)/[\w/]+(?:\.py)?", guides))
+    named = set(re.findall(r"\b(?:tests|bench)/[\w/-]+(?:\.\w+)*", guides))
     links = set(re.findall(r"\]\(([^)#]+)\)", guides))
     assert [path for path in named if not (ROOT / path).exists()] == []
     assert [path for path in links if not (ROOT / "docs" / path).exists()] == []
