@@ -112,8 +112,7 @@ class ThreadCommunicator:
             self._reach(number, READY)
             others = [rank for rank in range(self.size) if rank != root]
             copied = self._world.await_stage(number, meeting, FINISHED, others, self.rank)
-            self._reach(number, FINISHED)
-            return copied
+            return [*copied, self._reach(number, FINISHED)]
         self._follow(number, meeting, READY, [root])
         meeting.buffers[self.rank].view(-1).copy_(meeting.buffers[root].view(-1))
         return [self._reach(number, FINISHED)]
