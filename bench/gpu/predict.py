@@ -1,8 +1,8 @@
 """What sparse products and epochs of the acceptance cases should cost on a GPU: mggcn's plans on its machine's file.
 
 `python -m bench.gpu.predict` prints the tables of bench/notes/0004-spmm-gpu.md and 0005-gpu-epoch.md, `--write` puts them
-there. bench.gpu puts the same prediction, from the ceilings that it measured, beside each epoch. Nothing here is a
-measurement. Needs no torch.
+there. bench.gpu puts the same prediction, from the ceilings that it measured, beside each epoch. Its rates are an
+H200's, measured. Needs no torch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ CORA_NNZ, CORA_AGGREGATED = 49_216, 160_000
 WIDTHS = (16, 41, 64, 128, 256, 512)
 CUSPARSE = 1.2
 """How many times as fast our sparse products are assumed to be."""
-SPARSE_SHARE = 0.85
-"""What our sparse kernel is assumed to get of a measured gather ceiling."""
 NARROW, WIDE = 64, 1024
 """Bytes of the gathered rows whose ceilings tell what a row costs beside its bytes."""
 DETAILED = ("cora 2x16", "products-like 3x256")
@@ -43,8 +41,8 @@ Works = list[tuple[str, list[Work]]]
 """The work of every op, by its label."""
 
 
-def h100() -> DeviceRates:
-    return find_machine("dgx-h100").device
+def h200() -> DeviceRates:
+    return find_machine("hgx-h200").device
 
 
 def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RunPlan:
@@ -115,7 +113,7 @@ def moved(works: Iterable[Work]) -> int:
 
 def from_ceilings(rows: list[dict[str, Any]], facts: dict[str, Any]) -> DeviceRates:
     """Rates as bench.gpu measured them; what it did not measure stays assumed."""
-    device = h100()
+    device = h200()
     base = gather_of(device)
 
     def best(key: str, unit: float, default: float, **wanted: Any) -> float:
@@ -123,10 +121,10 @@ def from_ceilings(rows: list[dict[str, Any]], facts: dict[str, Any]) -> DeviceRa
         return max(found, default=default)
 
     def gathered(place: str, row_bytes: int) -> float:
-        return SPARSE_SHARE * best("gb_per_s", 1e9, 0.0, kind="gather", footprint=place, row_bytes=row_bytes)
+        return best("gb_per_s", 1e9, 0.0, kind="gather", footprint=place, row_bytes=row_bytes)
 
-    half = facts.get("l2_bytes", 2 * base.cache_bytes) / 2
-    gather = dataclasses.replace(base, cache_bytes=half, cached=gathered("a quarter of L2", WIDE) or base.cached)
+    held = facts.get("l2_bytes", base.cache_bytes)
+    gather = dataclasses.replace(base, cache_bytes=held, cached=gathered("a quarter of L2", WIDE) or base.cached)
     narrow, wide = gathered("2 GiB", NARROW), gathered("2 GiB", WIDE)
     if narrow and wide:
         each = (WIDE / wide - NARROW / narrow) / (WIDE - NARROW)
@@ -197,7 +195,7 @@ def products_table(device: DeviceRates) -> str:
 
 def tables() -> dict[str, list[str]]:
     """The tables of each note."""
-    device = h100()
+    device = h200()
     return {
         "0004-spmm-gpu.md": [products_table(device)],
         "0005-gpu-epoch.md": [epochs_table(device), ops_table(device)],

@@ -23,13 +23,12 @@ from mggcn.cost.toml_fields import Fields
 from mggcn.errors import ConfigError
 
 MACHINES: Final = Path(__file__).with_name("machines")
-LIKE: Final = {"H100": "dgx-h100", "H200": "dgx-h100", "A100": "dgx-a100", "V100": "dgx-1"}
+LIKE: Final = {"H100": "dgx-h100", "H200": "hgx-h200", "A100": "dgx-a100", "V100": "dgx-1"}
 """Shipped files by words of the names of GPUs."""
 UPLOAD: Final = 20e9
 """Bytes per second of uploads to a GPU whose file does not say: between PCIe 3 and 4 with 16 lanes."""
 Kind = Literal["cpu", "cuda"]
-FileOrigin = Literal["measured", "described", "assumed"]
-Origin = FileOrigin | Literal["partly"]
+Origin = Literal["measured", "partly", "described", "assumed"]
 MessageKind = Literal["broadcast", "all_to_all", "all_reduce"]
 MESSAGES: Final[tuple[MessageKind, ...]] = get_args(MessageKind)
 
@@ -86,6 +85,8 @@ class DeviceRates:
     """Seconds of a kernel beside its work: launch, Python, waking the threads."""
     gemm: Mapping[str, float]
     """FLOP per second of dense products by precision."""
+    least_s: float = 0.0
+    """Seconds that a kernel takes at least, however little it does: its loads wait for each other."""
     upload: float = 0.0
     """Bytes per second from the host's memory to a device of its own; 0: its memory is the host's."""
 
@@ -181,7 +182,7 @@ def read_machine(path: Path) -> Machine:
     machine = Machine(
         name=top.text("name"),
         title=top.text("title"),
-        origin=top.choice("origin", get_args(FileOrigin)),
+        origin=top.choice("origin", get_args(Origin)),
         device=_device(device),
         links=tuple(_link(entry) for entry in top.tables("link")),
         topology=_topology(top.table("topology")) if top.has("topology") else None,
@@ -266,6 +267,7 @@ def _device(fields: Fields) -> DeviceRates:
         row_s=fields.number("row_s", least=0.0),
         call_s=fields.number("call_s", least=0.0),
         gemm=fields.named_numbers("gemm", ("fp32", "tf32", "bf16", "fp64"), some=True),
+        least_s=fields.number("least_s", least=0.0) if fields.has("least_s") else 0.0,
     )
     upload = fields.number("upload") if device.kind == "cuda" and fields.has("upload") else 0.0
     fields.finish()

@@ -30,7 +30,9 @@ KINDS: Final[Mapping[Kind, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Work of a rank between messages. Its seconds: those of its bytes or its FLOP, whichever is more, plus its calls."""
+    """Work of a rank between messages. Its seconds: those of its bytes, of its FLOP or the least of its calls, whichever is
+    more, plus its calls.
+    """
 
     kind: Kind
     rows: int = 0
@@ -136,7 +138,7 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
         moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
     counted = work.flop and (work.kind == "dense" or work.precision in device.gemm)
     computing = work.flop * sharing / _gemm(device, work.precision) if counted else 0.0
-    return max(moving, computing), call_seconds(work.calls, device, sharing)
+    return max(moving, computing, work.calls * device.least_s), call_seconds(work.calls, device, sharing)
 
 
 def call_seconds(calls: int, device: DeviceRates, sharing: int) -> float:
@@ -161,6 +163,7 @@ def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -
     )
     rate = _of_distinct(streamed * sharing, device.copy.at)
     moving = nnz * sharing * (each + device.row_s) + streamed * sharing / rate
+    moving = np.maximum(moving, device.least_s)
     np.fill_diagonal(moving, 0.0)
     return moving
 

@@ -71,6 +71,9 @@ def test_work_of_one_rank() -> None:
     assert work_seconds(Work(kind="elementwise", streamed=300, flop=50, precision="fp64"), FLAT, 1)[0] == pytest.approx(
         3.0
     )
+    slow = dataclasses.replace(FLAT, least_s=1.5)
+    assert work_seconds(streamed, slow, 1) == (pytest.approx(4.5), 0.75)
+    assert work_seconds(dataclasses.replace(streamed, streamed=500), slow, 1)[0] == pytest.approx(5.0)
     with pytest.raises(PlanError, match="dense products in fp32, none in bf16"):
         work_seconds(Work(kind="dense", flop=1, precision="bf16"), FLAT, 1)
 

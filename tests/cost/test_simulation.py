@@ -44,7 +44,7 @@ def plain(items: Sequence[Item]) -> list[Item]:
     return [one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,))]
 
 
-@pytest.mark.parametrize("machine", ["xeon-cluster", "assumed-cpu", "dgx-a100"])
+@pytest.mark.parametrize("machine", ["xeon-cluster", "assumed-cpu", "dgx-a100", "hgx-h200"])
 @pytest.mark.parametrize("reuse", [(), REUSE], ids=["random", "reuse"])
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_stages_cost_what_their_items_cost(machine: str, reuse: tuple[tuple[int, float], ...], ranks: int) -> None:

@@ -120,4 +120,6 @@ def test_plan_says_what_was_compared_and_where_gpus_are(
 
     monkeypatch.setattr("mggcn.cli.plan.memory_limit", missing)
     assert run_main(*arguments, "--device", "cuda") == 2
-    assert "--machine NAME, which is one of assumed-cuda, dgx-1, dgx-a100, dgx-h100" in capsys.readouterr().err
+    assert (
+        "--machine NAME, which is one of assumed-cuda, dgx-1, dgx-a100, dgx-h100, hgx-h200" in capsys.readouterr().err
+    )
