@@ -280,11 +280,17 @@ def _operands(adj: Sparse, h: Tensor, out: Tensor) -> tuple[Any, ...]:
 
 
 def _options(adj: Sparse, h: Tensor, out: Tensor, variant: Variant) -> tuple[str, ...]:
-    """The shape of the kernel. Ragged: the last tile ends behind the row in memory or a sector behind the columns."""
+    """The shape of the kernel.
+
+    Ragged: the last tile ends behind the row in memory, a sector behind the columns or behind all of the operand's memory.
+    """
     cols = out.shape[1]
     tile = variant.tile(h.itemsize)
     covered = -(-cols // tile) * tile
-    ragged = covered > (h.stride(0) if variant.aligned else cols) or (covered - cols) * h.itemsize >= 32
+    # The last columns of a wider tensor end before their stride does: behind the last row there may be nothing.
+    last_row = h.storage_offset() + max(h.shape[0] - 1, 0) * h.stride(0)
+    room = min(h.stride(0), h.untyped_storage().nbytes() // h.itemsize - last_row) if variant.aligned else cols
+    ragged = covered > room or (covered - cols) * h.itemsize >= 32
     flags = {
         "-DMGGCN_WEIGHTED": adj.values is not None,
         "-DMGGCN_TIGHT": not variant.aligned,

@@ -63,13 +63,14 @@ def matrix() -> Any:
     return sp.csr_matrix((rng.normal(size=indptr[-1]), np.concatenate(columns), indptr), (lengths.size, 160))
 
 
-def check(case: Any, cols: int, ld: int, *, weighted: bool, variant: Variant | None) -> None:
+def check(case: Any, cols: int, ld: int, first: int, *, weighted: bool, variant: Variant | None) -> None:
+    """Multiply columns `first` to first + cols of an operand with `ld` columns."""
     indptr = case.indptr.astype(np.int64)
     values = upload(case.data.astype(np.float32)) if weighted else None
     schedule = make_schedule(indptr, upload, shortest=4, segment=40)
     adj = Sparse(upload(indptr), upload(case.indices.astype(np.int32)), values, schedule)
-    h = guarded(torch.randn(case.shape[1], ld, generator=torch.Generator().manual_seed(ld)))[:, :cols]
-    out = guarded(torch.zeros(case.shape[0], ld))[:, :cols]
+    h = guarded(torch.randn(case.shape[1], ld, generator=torch.Generator().manual_seed(ld)))[:, first : first + cols]
+    out = guarded(torch.zeros(case.shape[0], ld))[:, first : first + cols]
     own = OwnSpmm(Kernels(EmulatedDevice(5).compile, torch.float32), H100, guarded(torch.zeros(2048)))
     own.multiply(adj, h, out, accumulate=False, epilogue=None, variant=variant)
     dense = case.toarray() if weighted else (case.toarray() != 0).astype(float)
@@ -82,10 +83,12 @@ def chosen(checks: Iterable[T]) -> list[T]:
 
 
 def main() -> None:
-    case, shapes = matrix(), ((16, 16), (41, 48), (41, 44), (40, 40), (41, 41), (7, 7))
-    for (cols, ld), variant, weighted in chosen(itertools.product(shapes, VARIANTS, (False, True))):
-        if variant is None or ld % 4 == 0 or not variant.aligned or variant.kernel == "simple":
-            check(case, cols, ld, weighted=weighted, variant=variant)
+    # Columns, those of the tensor that they are part of, and the first: the last are the last columns of wider tensors.
+    shapes = ((16, 16, 0), (41, 48, 0), (41, 44, 0), (40, 40, 0), (41, 41, 0), (7, 7, 0), (44, 300, 256), (8, 64, 56))
+    case = matrix()
+    for shape, variant, weighted in chosen(itertools.product(shapes, VARIANTS, (False, True))):
+        if variant is None or shape[1] % 4 == 0 or not variant.aligned or variant.kernel == "simple":
+            check(case, *shape, weighted=weighted, variant=variant)
 
 
 if __name__ == "__main__":

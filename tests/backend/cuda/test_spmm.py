@@ -192,7 +192,13 @@ def test_workspace_too_small_is_refused() -> None:
     assert (out == 3).all()
 
 
-@pytest.mark.parametrize("layout", [padded, tight])
+def last_columns(backend: KernelBackend, rows: int, cols: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last columns of a tensor of more than four times as many, whose memory ends with them, and the whole tensor."""
+    whole = torch.zeros(rows, -(-cols // 4) * 20)
+    return whole[:, -(-(-cols // 4) * 4) :][:, :cols], whole
+
+
+@pytest.mark.parametrize("layout", [padded, tight, last_columns])
 def test_only_ragged_kernels_may_read_behind_a_row(layout: Any) -> None:
     """Fails if a kernel that reads all columns of its tiles is given rows that end earlier, which nothing else shows."""
     backend = emulated_backend(torch.float32, 0)
@@ -220,7 +226,9 @@ def test_only_ragged_kernels_may_read_behind_a_row(layout: Any) -> None:
         if "-DMGGCN_RAGGED" in options:
             ragged += 1
         else:
-            assert -(-cols // tile) * tile <= h.stride(0)
+            covered = -(-cols // tile) * tile
+            assert covered <= h.stride(0)
+            assert h.storage_offset() + 4 * h.stride(0) + covered <= h.untyped_storage().nbytes() // 4
     assert 0 < ragged < 139
 
 
