@@ -16,7 +16,7 @@ __device__ __forceinline__ double xent_row(storage_t* z, int cols, int label, re
   for (int d = threadIdx.x; d < cols; d += lanes) sum += exponential(widen(z[d]) - top);
   for (int step = lanes / 2; step; step /= 2) sum += __shfl_xor_sync(group, sum, step, lanes);
   const real_t factor = (real_t)(inv_count / sum);
-  // All lanes have read z[label]: the shuffles lie between.
+  __syncwarp(group);  // all lanes have read z[label]: shuffles order no memory
   for (int d = threadIdx.x; d < cols; d += lanes) {
     const real_t gradient = exponential(widen(z[d]) - top) * factor - (d == label ? inv_count : (real_t)0);
     if (sums) sums[d] += gradient;

@@ -1,7 +1,8 @@
 """Runs tests on kernels built with ASan and UBSan: `python -m tests.sanitized PYTEST-ARGUMENTS`, as `make sanitize` does.
 
 A report ends the process that made it. Only the CPU kernels are instrumented, not torch, NumPy or Python; what Python leaks
-at its end is not looked for. Tests that compile a library of their own, or start processes, run theirs as they are.
+at its end is not looked for. Tests that compile a library of their own, or start processes, run theirs as they are: for
+emulated kernels of GPUs see tests/emulator/checked.py.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ def build() -> None:
     subprocess.run(["cmake", "--build", str(BUILD), "--parallel"], check=True)
 
 
-def main() -> int:
-    """Build, and run pytest with the runtime of the sanitizers loaded before all else."""
-    build()
+def preload() -> dict[str, str]:
+    """Return what has a process load the runtimes of the sanitizers before all else."""
+    find = [["c++", f"-print-file-name={name}.so"] for name in ("libasan", "libubsan")]
+    found = (subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for command in find)
+    return {"LD_PRELOAD": " ".join(found)}
+
+
+def run(plugin: str, arguments: list[str]) -> int:
+    """Run pytest with the sanitizers' runtimes, print their reports, and return its status."""
     for old in BUILD.glob(f"{REPORT.name}.*"):
         old.unlink()
-    runtimes = [
-        subprocess.run(
-            ["c++", f"-print-file-name={name}.so"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for name in ("libasan", "libubsan")
-    ]
-    options = ["-p", "tests.sanitized", "-p", "no:cacheprovider", "--capture=sys"]  # UBSan writes to the real stderr
-    command = [sys.executable, "-m", "pytest", *options, *sys.argv[1:]]
-    env = OPTIONS | os.environ | {"LD_PRELOAD": " ".join(runtimes)}
+    options = ["-p", plugin, "-p", "no:cacheprovider", "--capture=sys"]  # UBSan writes to the real stderr
+    command = [sys.executable, "-m", "pytest", *options, *arguments]
+    env = OPTIONS | os.environ | preload()
     code = subprocess.run(command, env=env, check=False).returncode
     reports = sorted(BUILD.glob(f"{REPORT.name}.*"))
     for report in reports:
@@ -68,6 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    build()
+    sys.exit(run("tests.sanitized", sys.argv[1:]))
 elif "libasan" in os.environ.get("LD_PRELOAD", ""):
     native.path = lambda: LIBRARY

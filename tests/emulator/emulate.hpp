@@ -5,14 +5,15 @@
 // is declared through EMULATE_DYNAMIC_SHARED), __syncthreads, __syncwarp, shuffles and votes, integer and float
 // atomics, vector types, the intrinsics below. Seen: a missing barrier (wrong result for some seed), a divergent one
 // (deadlock), a warp operation with lanes missing, misaligned and null accesses, an index outside a local or static
-// shared array, a shift by too much, writes behind dynamic shared memory. Not there: __CUDA_ARCH__, inline PTX,
-// cp.async, tensor cores, cooperative groups, memory order without barriers.
+// shared array, a shift by too much, writes behind dynamic shared memory; in other builds of the same text
+// (tests/emulator/checked.py) accesses outside tensors, and races whatever their result. Not there: __CUDA_ARCH__,
+// inline PTX, cp.async, tensor cores, cooperative groups, memory order without barriers.
 #pragma once
 #include <cmath>
 #include <type_traits>
 #include <utility>
 
-#include "schedule.hpp"
+#include "races.hpp"
 
 #define __global__
 #define __device__
@@ -149,36 +150,41 @@ void __stcg(T* p, T v) {
   *p = v;
 }
 template <class T>
-T atomicAdd(T* p, T v) {
+EMULATE_QUIET T atomicAdd(T* p, T v) {
+  emulate::meet_atomically(p, sizeof(T));
   const T old = *p;
   *p = old + v;
   return old;
 }
 template <class T>
-T atomicMax(T* p, T v) {
+EMULATE_QUIET T atomicMax(T* p, T v) {
+  emulate::meet_atomically(p, sizeof(T));
   const T old = *p;
   *p = old > v ? old : v;
   return old;
 }
 template <class T>
-T atomicMin(T* p, T v) {
+EMULATE_QUIET T atomicMin(T* p, T v) {
+  emulate::meet_atomically(p, sizeof(T));
   const T old = *p;
   *p = old < v ? old : v;
   return old;
 }
 template <class T>
-T atomicExch(T* p, T v) {
+EMULATE_QUIET T atomicExch(T* p, T v) {
+  emulate::meet_atomically(p, sizeof(T));
   const T old = *p;
   *p = v;
   return old;
 }
 template <class T>
-T atomicCAS(T* p, T compare, T v) {
+EMULATE_QUIET T atomicCAS(T* p, T compare, T v) {
+  emulate::meet_atomically(p, sizeof(T));
   const T old = *p;
   if (old == compare) *p = v;
   return old;
 }
-static inline void __threadfence() {}
+static inline void __threadfence() { emulate::fence(); }
 static inline void __threadfence_block() {}
 [[noreturn]] static inline void __trap() { emulate::die("__trap"); }
 #define __expf(x) expf(x)

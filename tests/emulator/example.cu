@@ -142,3 +142,33 @@ extern "C" __global__ void unwritten(float* out) {
   out[2 * blockIdx.x + 1] = fixed[3];
   buffer[0] = fixed[3] = 1.0f;
 }
+
+// Each number from `by` places further on: outside `in` for some.
+extern "C" __global__ void shifted(const float* in, float* out, int by) {
+  out[threadIdx.x] = in[(int)threadIdx.x + by];
+}
+
+// Sums of blocks of 32 numbers, and their sum by the block that arrives last. `broken`, none of which need change a
+// result: 1 leaves the fence out, 2 writes what the last block writes, 3 has all threads write, 4 reads behind shared
+// memory, 5 takes a shuffle for a barrier of memory.
+extern "C" __global__ void sum_blocks(const int* in, int* sums, unsigned* arrived, int* out, int broken) {
+  EMULATE_DYNAMIC_SHARED(int, held);
+  __shared__ bool last;
+  const int lane = threadIdx.x;
+  int sum = held[lane] = in[32 * blockIdx.x + lane];
+  for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (broken == 4 && lane == 31) sum += held[32] == 12345;
+  if (broken == 5) sum += held[31 - lane] == 12345;
+  if (broken == 3 || lane == 0) sums[blockIdx.x] = sum;
+  if (broken == 2 && lane == 0) *out = sum;
+  if (lane == 0) {
+    if (broken != 1) __threadfence();
+    last = atomicAdd(arrived, 1u) + 1 == gridDim.x;
+  }
+  __syncthreads();
+  if (!last || lane) return;
+  __threadfence();
+  int all = 0;
+  for (unsigned b = 0; b < gridDim.x; ++b) all += sums[b];
+  *out = all, *arrived = 0;
+}

@@ -25,7 +25,12 @@ from tests.compiled import compiled, version_of
 
 HERE = Path(__file__).resolve().parent
 HEADER = "emulate.hpp"
-CHECKS = "-fsanitize=alignment,null,bounds,shift,integer-divide-by-zero"
+CHECKS = ("-fsanitize=alignment,null,bounds,shift,integer-divide-by-zero",)
+MORE_CHECKS = {
+    "memory": ("-fsanitize=address", "--param=asan-stack=0", "--param=asan-globals=0"),
+    "races": ("-fsanitize=thread",),
+}
+"""What tests/emulator/checked.py adds: accesses outside tensors, with libasan loaded; races, by races.hpp alone."""
 # No strict aliasing, as nvcc: a row of floats is also read as float4.
 COMPILE = (
     *("g++", "-std=c++17", "-O1", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
@@ -86,7 +91,7 @@ def _texts(folder: Path, pattern: str) -> tuple[str, ...]:
 
 def _precompile(target: Path) -> None:
     """Compile emulate.hpp, which takes as long as most kernels."""
-    _tool([*COMPILE, CHECKS, "-x", "c++-header", str(HERE / HEADER), "-o", str(target)])
+    _tool([*COMPILE, *CHECKS, "-x", "c++-header", str(HERE / HEADER), "-o", str(target)])
 
 
 def _compile(text: str, includes: Path, options: tuple[str, ...], header: Path, target: Path) -> None:
@@ -94,7 +99,7 @@ def _compile(text: str, includes: Path, options: tuple[str, ...], header: Path, 
     source.write_text(text)
     # The checks call handlers of our own (emulate.hpp): the second step links no sanitizer's library.
     folders = (f"-I{header.parent}", f"-I{HERE}", f"-I{includes}")
-    _tool([*COMPILE, CHECKS, *options, *folders, "-c", str(source), "-o", str(objects)])
+    _tool([*COMPILE, *CHECKS, *options, *folders, "-c", str(source), "-o", str(objects)])
     _tool(["g++", "-shared", str(objects), "-o", str(target)])
 
 

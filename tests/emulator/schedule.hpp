@@ -51,6 +51,8 @@ static Warp warps[kMaxThreads / 32];
 static unsigned order[kMaxThreads];
 static Context scheduler;
 static unsigned count, current, alive, at_barrier;
+static unsigned phase_now;  // grows at each barrier and with each block
+static bool running;        // a thread of the kernel, not the scheduler
 static int votes, last_votes, last_count;
 static char* stacks;
 static char* dynamic_shared;
@@ -102,6 +104,17 @@ inline void wait_here() {
   switch_to(f.context, scheduler);
 }
 
+// What races.hpp notes, in builds that look for races: lanes that met in __syncwarp, a block that starts, a grid's end.
+#if defined(__SANITIZE_THREAD__)
+void note_sync(unsigned warp_id, unsigned lanes);
+void note_block(unsigned block);
+void note_end();
+#else
+inline void note_sync(unsigned, unsigned) {}
+inline void note_block(unsigned) {}
+inline void note_end() {}
+#endif
+
 // Lanes of `mask` that are still alive have all arrived: give each its result and let it go on.
 inline bool finish_operation(unsigned warp_id, unsigned mask) {
   Warp& w = warps[warp_id];
@@ -118,6 +131,7 @@ inline bool finish_operation(unsigned warp_id, unsigned mask) {
     if (w.operation[lane] == Operation::ballot) w.result[lane] = ballot;
     fibers[warp_id * 32 + lane].state = State::ready;
   }
+  if (w.operation[__builtin_ctz(lanes)] == Operation::sync) note_sync(warp_id, lanes);
   w.arrived &= ~lanes;
   if (!w.arrived) w.mixed = false;
   return true;
@@ -150,7 +164,7 @@ inline uint64_t meet(Operation operation, unsigned mask, uint64_t value, unsigne
 inline void open_barrier_if_complete() {
   if (alive == 0 || at_barrier < alive) return;
   last_votes = votes, last_count = (int)at_barrier;
-  votes = 0, at_barrier = 0;
+  votes = 0, at_barrier = 0, ++phase_now;
   // Nobody waits in a warp: all that live are at the barrier.
   for (unsigned t = 0; t < count; ++t)
     if (fibers[t].state == State::waiting) fibers[t].state = State::ready;
@@ -187,7 +201,7 @@ inline void start_block() {
   memset(dynamic_shared + dynamic_size, 0x5a, kCanary);
   if (__start_emulate_shared)
     memset(__start_emulate_shared, 0xff, (size_t)(__stop_emulate_shared - __start_emulate_shared));
-  alive = count, at_barrier = 0, votes = 0;
+  alive = count, at_barrier = 0, votes = 0, ++phase_now;
   for (unsigned t = 0; t < count; ++t) {
     Fiber& f = fibers[t];
     mark_end(stacks + t * kStack);
@@ -207,7 +221,9 @@ inline bool resume(const unsigned* threads, unsigned length) {
     moved = true;
     current = threads[i];
     threadIdx = fibers[current].index;
+    running = true;
     switch_to(scheduler, fibers[current].context);
+    running = false;
   }
   return moved;
 }
@@ -255,8 +271,10 @@ inline void run_grid(unsigned seed) {
     const uint64_t at = (first + (backwards ? blocks - i : i)) % blocks;
     blockIdx = {(unsigned)(at % gridDim.x), (unsigned)(at / gridDim.x % gridDim.y),
                 (unsigned)(at / gridDim.x / gridDim.y)};
+    note_block((unsigned)at);
     run_block(seed != 0);
   }
+  note_end();
 }
 
 // One launch. dims: grid x y z, block x y z; stacks: kMaxThreads of kStack bytes, this caller's own, with room below
