@@ -52,7 +52,7 @@ ANOTHER = "name a folder that is new or empty: --out, in Python out="
 def make_run_folder(config: Config, name: str, out: Path | None, made: list[Path] | None = None) -> Path:
     """Create the folder of a new run with its configuration: `out`, or runs/<name>-<time>.
 
-    made: gets the folder as soon as it is there, as `discarded_if_refused` takes it.
+    made: gets the folder before its first file, as `discarded_if_refused` takes it: a signal may come in between.
     Raises: RunError if `out` exists and is not empty: a run never overwrites another.
     """
     folder = _named_by_time(name) if out is None else out
@@ -61,15 +61,16 @@ def make_run_folder(config: Config, name: str, out: Path | None, made: list[Path
     if folder.exists() and any(folder.iterdir()):
         resume = f", or continue that run: --resume {folder}, in Python Trainer.from_run" if is_run(folder) else ""
         raise RunError(f"{folder} exists and is not empty; {ANOTHER}{resume}")
-    text = to_toml(config)
+    text, made = to_toml(config), [] if made is None else made
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Of two commands that found the folder empty, one makes the file.
-        with (folder / "config.toml").open("x", encoding="utf-8") as file, discarded_if_refused(folder):
-            if made is not None:
-                made.append(folder)
-            file.write(text)
+        with discarded_if_refused(made=made):
+            folder.mkdir(parents=True, exist_ok=True)
+            made.append(folder)
+            # Of two commands that found the folder empty, one makes the file.
+            with (folder / "config.toml").open("x", encoding="utf-8") as file:
+                file.write(text)
     except FileExistsError:
+        made.remove(folder)
         raise RunError(f"{folder} was taken by another run just now; {ANOTHER}") from None
     except OSError as error:
         raise RunError(f"the run folder {folder} cannot be written: {error.strerror}") from error

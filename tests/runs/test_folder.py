@@ -117,6 +117,21 @@ def test_a_run_never_overwrites_another(run: Path, tmp_path: Path) -> None:
     assert run_folders.make_run_folder(config_of(), "any", tmp_path / "a" / "b").is_dir()
 
 
+def test_a_signal_as_the_first_file_appears_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if what the signal finds is a folder that nobody removes."""
+    opened = Path.open
+
+    def interrupted(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened(path, *args, **kwargs).close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_folders.make_run_folder(config_of(), "any", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("error", "epochs", "stays"),
     [(GraphError("bad"), 0, False), (GraphError("bad"), 1, True), (TrainError("nan"), 0, True)],
