@@ -1,13 +1,13 @@
-// One hop of a sampled batch, on one thread: its bits depend on nothing but the store, the draws' names and the rows.
-// sample_seeds      numbers a batch's first vertices, seeds [n]: distinct, in 0 .. num_vertices - 1.
-// sample_hop        draws in-neighbours of the first `rows` vertices of the frontier (Mode; fan-out -1: all of them),
-// and
-//                   numbers the new ones behind those that are there, in order of first occurrence.
-// sample_transpose  the transpose of a hop, by counting: entries of a column in order of the rows; order[i] is the
-// place in
-//                   the hop of entry i.
-// Arrays and the status are described in sample_rows.h. Nothing is written behind an end, nothing allocated. Bound: a
-// line of indptr for a row; of indices (0.7) and of the table (0.3 to 1) for an edge (docs/notes/0034).
+// sample_batch: the hops of a batch, on one thread: its bits depend on nothing but the store, the draws' names and the
+// seeds [count]. One call for all, as a caller that holds a lock (Python's) would wait for it after each.
+// take_seeds  numbers a batch's first vertices: distinct, in 0 .. num_vertices - 1.
+// draw_hop    draws in-neighbours of the first `rows` vertices of the frontier (Mode; fan-out -1: all of them), and
+//             numbers the new ones behind those that are there, in order of first occurrence.
+// transpose   the transpose of a hop, by counting: entries of a column in order of the rows; order[i] is the place in
+//             the hop of entry i. Of the first `transposed` hops.
+// Arrays and the status are described in sample_rows.h: the frontier's is of the seeds, a hop's its own, and what ends
+// a batch leaves later hops as they were. Nothing is written behind an end, nothing allocated. Bound: a line of indptr
+// for a row; of indices (0.7) and of the table (0.3 to 1) for an edge (docs/notes/0034).
 #include "sample_rows.h"
 
 namespace {
@@ -214,9 +214,7 @@ void draw(Sample& s) {
   s.edges = s.indptr_out[s.rows] = out.count();
 }
 
-}  // namespace
-
-MGGCN_EXPORT(mggcn_sample_seeds)(Frontier* f, const int64_t* seeds, int64_t count) {
+void take_seeds(Frontier* f, const int64_t* seeds, int64_t count) {
   f->base += (uint32_t)f->rows;
   if (f->base > ~0u - (uint64_t)f->capacity) {
     if (f->direct) memset(f->direct, 0, 4 * f->num_vertices);
@@ -240,7 +238,7 @@ MGGCN_EXPORT(mggcn_sample_seeds)(Frontier* f, const int64_t* seeds, int64_t coun
   }
 }
 
-MGGCN_EXPORT(mggcn_sample_hop)(Sample* s) {
+void draw_hop(Sample* s) {
   s->status = kDone;
   draw(*s);
   if (s->status != kDone) return;
@@ -253,7 +251,7 @@ MGGCN_EXPORT(mggcn_sample_hop)(Sample* s) {
   s->at = f.at;
 }
 
-MGGCN_EXPORT(mggcn_sample_transpose)(Sample* s) {
+void transpose(Sample* s) {
   // next: where a column's next entry goes; at the end it is where the column ends.
   int64_t *next = s->indptr_t + 1, at = 0;
   memset(s->indptr_t, 0, 8 * (s->sources + 1));
@@ -269,4 +267,18 @@ MGGCN_EXPORT(mggcn_sample_transpose)(Sample* s) {
       s->indices_t[to] = (int32_t)v;
       s->order[to] = (int32_t)i;
     }
+}
+
+}  // namespace
+
+MGGCN_EXPORT(mggcn_sample_batch)(Frontier* f, const int64_t* seeds, int64_t count, Sample* hops, int num_hops,
+                                 int transposed) {
+  take_seeds(f, seeds, count);
+  for (int hop = 0; hop < num_hops && f->status == kDone; ++hop) {
+    Sample* s = hops + hop;
+    s->rows = f->rows;
+    draw_hop(s);
+    if (s->status != kDone) return;
+    if (hop < transposed) transpose(s);
+  }
 }

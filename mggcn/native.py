@@ -299,9 +299,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_locality_gaps": (_P, _P, _P),
     "mggcn_reuse_trace": (_P, _P, _P, _I, _U, _P, _P, _P),
     "mggcn_reuse_distances": (_P, _P, _P, _L, _I, _P, _P, _P),
-    "mggcn_sample_seeds": (_P, _P, _L),
-    "mggcn_sample_hop": (_P,),
-    "mggcn_sample_transpose": (_P,),
+    "mggcn_sample_batch": (_P, _P, _L, _P, _I, _I),
+    "mggcn_pack": (_P, _L),
     "mggcn_share_count": (_P,),
     "mggcn_share_cut": (_P,),
 }

@@ -75,7 +75,7 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
         def gather(self, ids: Any) -> None:
             return None
 
-    def memory() -> Any:
+    def memory(_: Any) -> Any:
         return GatheredRows(reader, spec, torch.float32) if rows else NoRows()
 
     seeds, sampler = seeds_of(config, graph, None), Sampler(adj_t, slots.draws)

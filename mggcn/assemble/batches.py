@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mggcn.assemble.stack import draws_of_links, seeds_of
 from mggcn.backend.base import KernelBackend
-from mggcn.backend.cpu.memory import allocate
+from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.sampler import Sampler
 from mggcn.config import Config
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.norm_scales import NormScales
-from mggcn.feed.sampled import EdgeValues, SampledFeed
+from mggcn.feed.packed import PackedBatch, ReadLabels
+from mggcn.feed.sampled import EdgeValues, GatheredIn, SampledFeed
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
-from mggcn.planning.batches import hops_back, is_corrected, pads_batches, reads_weights, share_plan, slot_plan
+from mggcn.planning.batches import (
+    hops_back,
+    is_corrected,
+    padded_layout,
+    pads_batches,
+    reads_weights,
+    share_plan,
+    slot_plan,
+)
 from mggcn.planning.run import RunPlan
 from mggcn.train.runtime import DTYPES
 
@@ -60,11 +69,12 @@ def sampled_feed(
     norm: NormScales | None,
     backend: KernelBackend,
     sums: Rows | None = None,
+    labels: ReadLabels | None = None,
 ) -> SampledFeed:
     """Return the feed of one rank.
 
     graph: `mapped_once`. owner uint16 (N,): the rank of each vertex. norm: norm_of. sums (N, D): A X, where the model reads
-    the first layer's sums. backend: on a GPU batches lie in memory that it reads by itself.
+    the first layer's sums. backend, labels: on a GPU batches lie in memory that it reads by itself, with their labels.
     """
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
     assert stack is not None
@@ -81,16 +91,14 @@ def sampled_feed(
     spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
     back = hops_back(plan.ranks[rank].values.training, stack)
     slots = slot_plan(config, plan.shape, stack, back)
-    pinned = pads_batches(config)
-
-    def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = backend.pinned(count * np.dtype(dtype).itemsize).numpy().view(dtype)
-        return found
-
+    pack: Callable[[], PackedBatch] | None = None
+    if pads_batches(config) and labels is not None:
+        layout = padded_layout(config, plan.shape, stack, plan.ranks[rank].values)
+        pack = functools.partial(packed, layout, backend, labels)
     first = plan.ranks[rank].values.first
 
-    def memory(source: VertexFeatures) -> Callable[[], GatheredRows]:
-        return lambda: GatheredRows(source, spec, DTYPES[dtype], backend.pinned if pinned else allocate)
+    def memory(source: VertexFeatures) -> GatheredIn:
+        return functools.partial(GatheredRows, source, spec, DTYPES[dtype])
 
     return SampledFeed(
         stack,
@@ -105,7 +113,12 @@ def sampled_feed(
         owner=owner,
         share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
         links=draws_of_links(config, graph),
-        empty=empty if pinned else np.empty,
+        pack=pack,
         epochs=config.train.epochs,
         sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
     )
+
+
+def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels) -> PackedBatch:
+    """Return the memory of a batch on its way to a GPU."""
+    return PackedBatch(layout, backend.pinned(layout.nbytes), labels)

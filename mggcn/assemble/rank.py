@@ -158,8 +158,10 @@ def make_rank(
         rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)
         of, owner = rank_plan.values.first, row_owners(partition).owner
         sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
-        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, rows, norm, backend, sums)
-        load = _loader(context, runtime, feed.stack or plan.stack, rows, norm)
+        targets = _step_targets(context, runtime, graph)
+        labels = None if targets is None else targets.read
+        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, rows, norm, backend, sums, labels)
+        load = _loader(context, runtime, feed.stack or plan.stack, rows, norm, targets)
         by_blocks = _block_evaluator(context, runtime, rows, norm)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()
     watch: Watch = Unwatched()
@@ -222,16 +224,25 @@ def _reader(context: _RankContext) -> FeatureReader:
     return FeatureReader(context.graph, context.local_index, context.comm.rank, context.config.data.row_normalize)
 
 
+def _step_targets(context: _RankContext, runtime: RankRuntime, graph: Graph) -> StepTargets | None:
+    """Return what makes the targets of steps on batches; None where links are predicted."""
+    if graph.links:
+        return None
+    config, whole = context.config, runtime.inputs.target
+    whole = unweighted(whole) if config.sample.deal == "by-class" else whole
+    return StepTargets(graph, whole, config.train, context.shard_options.dtype)
+
+
 def _loader(
-    context: _RankContext, runtime: RankRuntime, stack: Stack, rows: VertexFeatures, norm: NormScales | None
+    context: _RankContext,
+    runtime: RankRuntime,
+    stack: Stack,
+    rows: VertexFeatures,
+    norm: NormScales | None,
+    targets: StepTargets | None,
 ) -> LoadBatch:
     """Return what brings a feed's batches to the device. norm: the scales of batches that have none."""
-    config, plan, graph = context.config, context.rank_plan, rows.graph
-    dtype, targets = plan.sizes.dtype, None
-    if not graph.links:
-        whole = runtime.inputs.target
-        whole = unweighted(whole) if config.sample.deal == "by-class" else whole
-        targets = StepTargets(graph, whole, config.train, context.shard_options.dtype)
+    config, plan, dtype = context.config, context.rank_plan, context.rank_plan.sizes.dtype
     if targets is not None and pads_batches(config):
         layout = padded_layout(config, context.plan.shape, stack, plan.values)
         return PaddedLoader(runtime, layout, rows, norm, targets, dtype, config.sample.ahead).load

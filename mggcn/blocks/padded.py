@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from mggcn.blocks.block import Stack
 
 ALIGNMENT = 256
 """Bytes at whose multiples arrays begin: a sector of a GPU's memory and more."""
+
+DRAWN: Final = ("ids", "indptr", "indices", "values")
+"""With what names of arrays begin that are written where they lie, by whoever draws a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,6 @@ class PaddedLayout:
         rows, seeds = tuple(self.stack.rows.values()), self.stack.capacities[-1].targets
         dtype, columns = self.labels
         yield "ids", "int64", rows[0]
-        for name in self.inputs:
-            yield name, "uint8", rows[0] * self.feature_bytes
         yield from (("labels", dtype, seeds * columns), ("mask", "uint8", seeds), ("scale", "float64", 1))
         for number, count in enumerate(rows):
             yield f"counted{number}", "uint8", count
@@ -78,6 +80,9 @@ class PaddedLayout:
                 yield f"indices{t}{number}", "int32", size.edges
                 if self.valued:
                     yield f"values{t}{number}", self.real, size.edges
+        # Last, so that what is sent of a batch ends with the rows that it has.
+        for name in self.inputs:
+            yield name, "uint8", rows[0] * self.feature_bytes
 
     def places(self) -> Mapping[str, Place]:
         """Return where every array lies."""

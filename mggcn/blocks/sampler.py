@@ -145,34 +145,42 @@ class Sampler:
             )
         seeds = np.ascontiguousarray(seeds, np.int64)
         keys = None if left_out is None else np.ascontiguousarray(left_out, np.int64)
-        native.kernel("mggcn_sample_seeds")(ctypes.byref(frontier), seeds.ctypes.data, seeds.size)
-        if frontier.status != _Status.DONE:
+        self._aim(slot, keys, seed, step)
+        native.kernel("mggcn_sample_batch")(
+            ctypes.addressof(frontier),
+            seeds.ctypes.data,
+            seeds.size,
+            ctypes.addressof(slot.hops),
+            len(slot.hops),
+            sum(map(plan.is_transposed, range(len(slot.hops)))),
+        )
+        if frontier.status in (_Status.SEED, _Status.TWICE):
             self._refuse_seed(int(seeds[frontier.at]), frontier.status)
         sizes, hops = [seeds.size], list[DrawnHop]()
         for hop, args in enumerate(slot.hops):
-            self._aim(args, hop, keys)
-            args.seed, args.step, args.rows = seed, step, sizes[-1]
-            native.kernel("mggcn_sample_hop")(ctypes.byref(args))
             if args.status != _Status.DONE:
                 self._refuse(hop, args)
-            if plan.is_transposed(hop):
-                native.kernel("mggcn_sample_transpose")(ctypes.byref(args))
             hops.append(_views(slot, hop, args))
             sizes.append(args.sources)
         return Drawn(slot.arrays["ids"][: sizes[-1]], tuple(sizes), tuple(hops))
 
-    def _aim(self, args: SampleArgs, hop: int, left_out: npt.NDArray[np.int64] | None) -> None:
-        """Give a hop what it reads."""
-        args.indptr, args.indices = self._indptr.ctypes.data, self._indices.ctypes.data
-        args.num_edges = self._indices.shape[0]
-        args.weights = None if self._weights is None else self._weights.ctypes.data
-        types = self._types if isinstance(self.draws.fanouts[hop], tuple) else None
-        args.types8 = None if types is None or types.itemsize != 1 else types.ctypes.data
-        args.types16 = None if types is None or types.itemsize != 2 else types.ctypes.data
-        args.left_out = None if left_out is None else left_out.ctypes.data
-        args.num_left_out = 0 if left_out is None else left_out.size
-        args.self_loops = self.self_loops
-        args.mode = _Mode.REPLACE if self.draws.replace else _Mode[self.draws.by.replace("-", "_").upper()]
+    def _aim(self, slot: Slot, left_out: npt.NDArray[np.int64] | None, seed: int, step: int) -> None:
+        """Give the hops what they read, most of it once, and name their draws."""
+        for hop, args in enumerate(slot.hops):
+            args.seed, args.step = seed, step
+            args.left_out = None if left_out is None else left_out.ctypes.data
+            args.num_left_out = 0 if left_out is None else left_out.size
+            if slot.aimed_by is self:
+                continue
+            args.indptr, args.indices = self._indptr.ctypes.data, self._indices.ctypes.data
+            args.num_edges = self._indices.shape[0]
+            args.weights = None if self._weights is None else self._weights.ctypes.data
+            types = self._types if isinstance(self.draws.fanouts[hop], tuple) else None
+            args.types8 = None if types is None or types.itemsize != 1 else types.ctypes.data
+            args.types16 = None if types is None or types.itemsize != 2 else types.ctypes.data
+            args.self_loops = self.self_loops
+            args.mode = _Mode.REPLACE if self.draws.replace else _Mode[self.draws.by.replace("-", "_").upper()]
+        slot.aimed_by = self
 
     def _refuse_seed(self, vertex: int, status: int) -> NoReturn:
         """Say which seed cannot be."""

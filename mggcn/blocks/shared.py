@@ -19,7 +19,6 @@ import numpy.typing as npt
 from mggcn import native
 from mggcn.blocks.block import Capacity
 from mggcn.blocks.sampler import BatchTooLargeError
-from mggcn.blocks.slot import Empty
 
 Vector = npt.NDArray[Any]
 
@@ -130,12 +129,12 @@ class Part(NamedTuple):
 
 
 class Share:
-    """The memory of a rank's part of one batch, which the next one in it overwrites. empty: makes its arrays."""
+    """The memory of a rank's part of one batch, which the next one in it overwrites."""
 
-    def __init__(self, plan: SharePlan, rank: int, empty: Empty = np.empty) -> None:
+    def __init__(self, plan: SharePlan, rank: int) -> None:
         self.plan: SharePlan = plan
         self.rank: int = rank
-        self.arrays: dict[str, Vector] = {name: empty(count, dtype) for name, dtype, count in plan.arrays()}
+        self.arrays: dict[str, Vector] = {name: np.empty(count, dtype) for name, dtype, count in plan.arrays()}
         counts, ranks = self.arrays["counts"], plan.ranks
         exchanged, rest = counts[: ranks * ranks], counts[ranks * ranks :]
         self._counts = Counts(exchanged.reshape(ranks, ranks), rest[:ranks], rest[ranks : 2 * ranks])

@@ -6,7 +6,7 @@ Hops count from the seeds outwards. N vertices of the graph, T targets, S source
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Literal
@@ -25,8 +25,7 @@ DIRECT_SHARE: Final = 16
 """A direct table is faster up to so many times the bytes of a hashed one (docs/notes/0034-sampler.md)."""
 
 
-Empty = Callable[[int, npt.DTypeLike], npt.NDArray[Any]]
-"""Makes an array of so many elements of a type, whatever they are."""
+NOTHING: Final[Mapping[str, npt.NDArray[Any]]] = {}
 
 
 class FrontierArgs(ctypes.Structure):
@@ -163,12 +162,16 @@ class SlotPlan:
 
 
 class Slot:
-    """The memory of one batch, which the next one in it overwrites. empty: makes its arrays, but for the table."""
+    """The memory of one batch, which the next one in it overwrites. given: arrays that lie elsewhere, by their names."""
 
-    def __init__(self, plan: SlotPlan, empty: Empty = np.empty) -> None:
+    def __init__(self, plan: SlotPlan, given: Mapping[str, npt.NDArray[Any]] = NOTHING) -> None:
         self.plan: SlotPlan = plan
         self.arrays: dict[str, npt.NDArray[Any]] = {
-            name: np.zeros(count, dtype) if name == "table" else empty(count, dtype)
+            name: given[name]
+            if name in given
+            else np.zeros(count, dtype)
+            if name == "table"
+            else np.empty(count, dtype)
             for name, dtype, count in plan.arrays()
         }
         table = self.address("table")
@@ -177,7 +180,11 @@ class Slot:
         self.frontier: FrontierArgs = FrontierArgs(
             self.address("ids"), direct, hashed, *sizes, 0, 0, 1, plan.hash_bits, 0
         )
-        self.hops: list[SampleArgs] = [self._hop(hop, size) for hop, size in enumerate(plan.capacities)]
+        self.hops: ctypes.Array[SampleArgs] = (SampleArgs * len(plan.capacities))(
+            *(self._hop(hop, size) for hop, size in enumerate(plan.capacities))
+        )
+        self.aimed_by: Any = None
+        """The sampler whose graph the hops read."""
 
     def address(self, name: str) -> int | None:
         """Return where an array is, None if the plan has none of this name."""

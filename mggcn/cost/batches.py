@@ -1,6 +1,7 @@
 """Predicted seconds of a step on a batch: what the host draws and gathers for it, and its way to the device.
 
-Both happen beside the step before if batches are made ahead; then the slowest of the three sets the pace. Needs no torch.
+Both happen beside the step before if batches are made ahead; then the slowest sets the pace, or the lock of Python, which
+the threads share. Needs no torch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ ROW_S: Final = 2.5e-8
 """Seconds until a row that is read at random is there, beside its bytes: several rows are under way at a time."""
 GATHER_RATE: Final = 8e9
 """Bytes per second of the rows that a thread gathers from memory, read and written, once they are found."""
+LOCK_S: Final = 4e-4
+"""Seconds for which a batch on its way to a GPU holds Python's lock, on all threads together: an estimate."""
 PAIR_S: Final = 1e-7
 """Seconds of a thread for a pair of links' training that it draws and sorts by row: 0.06 to 0.16 s for a million, 200,000
 vertices, the more on busy cores (2 cores, Xeon)."""
@@ -25,6 +28,7 @@ SCORED_S: Final = 1.2e-7
 """Seconds for a pair without a link whose score is counted; beside it, for each of its products in float64:"""
 PRODUCT_S: Final = 6e-9
 """4 million pairs of 16 columns took some 1 s, of 128 columns 4 s (likewise)."""
+HOST, PYTHON = "the host", "Python"
 MAX_AHEAD: Final = 64
 """The most that sample.ahead may be (config/sample.py)."""
 
@@ -59,7 +63,7 @@ class Sample:
 class BatchCost:
     """Seconds of a batch. sample_s: of a thread with a core of its own; upload_s: on the way to the device, 0 on the host;
     ahead: batches that threads make beside the step; cores: of the device's own, if they compute the steps as well, else 0;
-    beside: whether the next batch is uploaded during a step.
+    beside: whether the next batch is uploaded during a step. lock_s: for which it holds Python's lock.
     """
 
     sample_s: float
@@ -67,6 +71,7 @@ class BatchCost:
     ahead: int
     cores: float
     beside: bool = True
+    lock_s: float = 0.0
 
     def step_s(self, computing_s: float) -> float:
         """Return the seconds from a step to the next, given those of a step alone."""
@@ -74,25 +79,27 @@ class BatchCost:
             # Threads that draw take cores from those that compute.
             return computing_s + self.sample_s / (max(self.cores, 1.0) if self.ahead else 1.0)
         if not self.ahead:
-            return computing_s + self.upload_s + self.sample_s
-        return max(*self._on_device(computing_s).values(), self.sample_s / self.ahead)
+            return computing_s + self.upload_s + self.sample_s + self.lock_s
+        return max(self._beside(computing_s).values())
 
     def limit(self, computing_s: float) -> str:
         """Return in words what sets the pace."""
         if self.cores or not self.ahead:
             return "one after the other"
-        device = self._on_device(computing_s)
-        found = device | {"the host": self.sample_s / self.ahead}
+        found = self._beside(computing_s)
         slowest = max(found, key=found.__getitem__)
-        if slowest != "the host":
+        if slowest == PYTHON:
+            return "as fast as Python passes batches on, by one thread at a time; larger batches take fewer steps"
+        if slowest != HOST:
             return f"as fast as {slowest}"
-        enough = math.ceil(self.sample_s / max(device.values()))
+        enough = math.ceil(self.sample_s / max(seconds for what, seconds in found.items() if what != HOST))
         if enough <= MAX_AHEAD:
             return f"as fast as the host; sample.ahead = {enough} would keep up"
         return f"as fast as the host; no sample.ahead up to {MAX_AHEAD} keeps up: draw fewer neighbours, or plan more ranks"
 
-    def _on_device(self, computing_s: float) -> dict[str, float]:
-        """Return the seconds of what runs beside each other on the device."""
+    def _beside(self, computing_s: float) -> dict[str, float]:
+        """Return the seconds of what runs beside each other."""
+        host = {HOST: self.sample_s / self.ahead, PYTHON: self.lock_s}
         if self.beside:
-            return {"computing": computing_s, "the upload": self.upload_s}
-        return {"upload and computing in turn": self.upload_s + computing_s}
+            return {"computing": computing_s, "the upload": self.upload_s} | host
+        return {"upload and computing in turn": self.upload_s + computing_s} | host

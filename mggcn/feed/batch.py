@@ -22,6 +22,8 @@ from mggcn.errors import PlanError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mggcn.feed.packed import PackedBatch
+
 Scales: TypeAlias = tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]
 
 
@@ -82,7 +84,7 @@ class Batch:
     all rows, that are scored where links are predicted; seeds are then numbers of training links. last: whether the step
     ends with it; a step that is larger than was planned comes in several parts, whose gradients are added. reads: points up
     to which a device reads the arrays, which whoever loads the batch adds: the feed waits for them before it writes to
-    their memory again.
+    their memory again. packed: the same, filled up, as it lies on a GPU; None: whoever loads the batch makes it.
     """
 
     rows: Mapping[RowSet, npt.NDArray[np.int64]] = field(default_factory=dict)
@@ -94,11 +96,12 @@ class Batch:
     pairs: Pairs | None = None
     last: bool = True
     reads: list[Mark] = field(default_factory=list)
+    packed: PackedBatch | None = None
 
     def copy(self) -> Batch:
         """Return the batch with rows, edges and scales in memory of their own; features stay where they are."""
         return dataclasses.replace(
-            copy.deepcopy(dataclasses.replace(self, features=None, sums=None, reads=[])),
+            copy.deepcopy(dataclasses.replace(self, features=None, sums=None, reads=[], packed=None)),
             features=self.features,
             sums=self.sums,
         )

@@ -26,6 +26,17 @@ class RowLabels:
     """Vertices of each split, on all ranks."""
 
 
+@dataclass(frozen=True, slots=True)
+class SeedLabels:
+    """What a step's loss reads: labels (T,) or (T, C) and mask uint8 (T,) of this rank's T seeds; inv_count: as of a
+    LossTarget, over the seeds of all ranks.
+    """
+
+    labels: npt.NDArray[Any]
+    mask: npt.NDArray[np.uint8]
+    inv_count: float
+
+
 def read_labels(
     graph: Graph, owners: Assignment, rank: int, owned: npt.NDArray[np.bool_] | None, data: DataConfig, dtype: str
 ) -> RowLabels:

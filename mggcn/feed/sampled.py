@@ -12,24 +12,26 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mggcn import native
 from mggcn.aggregate.relations import BLOCK_ROWS
+from mggcn.backend.cpu.memory import allocate
 from mggcn.backend.events import Mark
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges, RelationOrder, RelationPlan
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, DrawnHop, Sampler
 from mggcn.blocks.shared import Share, SharePlan
-from mggcn.blocks.slot import Empty, Slot, SlotPlan
+from mggcn.blocks.slot import Slot, SlotPlan
 from mggcn.config import SampleConfig
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.norm_scales import NormScales
+from mggcn.feed.packed import PackedBatch
 from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.relation_means import RelationMeans
 from mggcn.feed.seeds import Seeds
@@ -37,7 +39,12 @@ from mggcn.feed.shared import in_order, part_of
 from mggcn.graph.csr import CSR
 from mggcn.partition.rows.tiles import scales
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Vector = npt.NDArray[Any]
+GatheredIn: TypeAlias = Callable[[Callable[[int], "Tensor"]], GatheredRows]
+"""Makes the memory of a batch's features from what gives so many bytes."""
 TAKEN = 1 << 12
 """Types that are taken at a time, so that their places need 32 KiB."""
 
@@ -69,6 +76,7 @@ class _Place:
     reads: list[Mark]
     """As of a batch."""
     share: Share | None
+    packed: PackedBatch | None
 
 
 class EdgeValues:
@@ -128,14 +136,15 @@ class EdgeValues:
 class SampledFeed:
     """Batches of training vertices with what is drawn of their neighbourhoods, of one rank.
 
-    memory, sums: make that of a batch's features, and of its rows of A X; a batch may have either or both. ahead: batches
+    memory, sums: make that of a batch's features, and of its rows of A X, of given bytes; a batch may have either or both.
+    ahead: batches
     that are made beside the step, also the first ones of the next epoch: whatever runs between two epochs, these wait.
     epochs: how many there are, None if that is not known. norm: the scales of the whole graph, None if rows have none.
     keep: whether batches stay valid, for which the threads copy them. owner uint16 (N,): the rank of each vertex; share:
     plans the part of a rank where ranks share batches, of which each draws all, and takes its part. links: where links are
     predicted, seeds are numbers of training links, and the vertices of their pairs take their place when a batch is drawn,
-    from which the step's links are left out. empty: makes the arrays of a batch. Memory: ahead + 1 batches, and the order
-    of two epochs, as planning/batches.py counts them.
+    from which the step's links are left out. pack: makes the memory of a batch that goes to a GPU. Memory: ahead + 1
+    batches, and the order of two epochs, as planning/batches.py counts them.
     """
 
     def __init__(
@@ -146,16 +155,16 @@ class SampledFeed:
         seeds: Seeds,
         rank: int,
         values: EdgeValues,
-        memory: Callable[[], GatheredRows] | None,
+        memory: GatheredIn | None,
         norm: NormScales | None,
         ahead: int,
         keep: bool = False,
         owner: Vector | None = None,
         links: LinkDraws | None = None,
         share: SharePlan | None = None,
-        empty: Empty = np.empty,
+        pack: Callable[[], PackedBatch] | None = None,
         epochs: int | None = None,
-        sums: Callable[[], GatheredRows] | None = None,
+        sums: GatheredIn | None = None,
     ) -> None:
         self._links: LinkDraws | None = links
         self.stack: Stack = stack
@@ -182,21 +191,33 @@ class SampledFeed:
             of: dict[str, Any] = {"relations": means.num_relations, "block_rows": BLOCK_ROWS, "real": real}
             return tuple(RelationOrder(RelationPlan(edges=count, **of), means.dtype) for count in counts)
 
+        def vectors(counts: list[int], name: str, packed: PackedBatch | None) -> tuple[Vector, ...]:
+            given = [None if packed is None else packed.of_hop(name, hop) for hop in range(len(counts))]
+            return tuple(np.empty(n, real) if one is None else one for n, one in zip(counts, given, strict=True))
+
+        def gathered(make: GatheredIn | None, name: str, packed: PackedBatch | None) -> GatheredRows | None:
+            if make is None:
+                return None
+            return make(allocate if packed is None else lambda nbytes: packed.bytes_of(name)[:nbytes])
+
+        normed = most if norm is not None and norm.norm != "none" else 0
+        packs = [None if pack is None else pack() for _ in range(ahead + 1)]
         self._places = [
             _Place(
-                slot=Slot(plan, empty),
-                values=tuple(empty(count, real) for count in edges),
-                values_t=tuple(empty(count, real) for count in edges_t),
-                features=None if memory is None else memory(),
-                sums=None if sums is None else sums(),
-                scales=empty(most if norm is not None and norm.norm != "none" else 0, real),
+                slot=Slot(plan) if packed is None else Slot(plan, packed.of_slot()),
+                values=vectors(edges, "values", packed),
+                values_t=vectors(edges_t, "values_t", packed),
+                features=gathered(memory, "features", packed),
+                sums=gathered(sums, "sums", packed),
+                scales=np.empty(normed, real) if packed is None or not normed else packed.arrays["row_scale0"],
                 relations=by_relation(edges),
                 relations_t=by_relation(edges_t),
                 by_type=np.zeros(0 if values.relations is None else values.relations.num_relations),
                 reads=[],
-                share=None if share is None else Share(share, rank, empty),
+                share=None if share is None else Share(share, rank),
+                packed=packed,
             )
-            for _ in range(ahead + 1)
+            for packed in packs
         ]
 
     def epoch(self, seed: int, number: int, first: int = 0) -> Generator[Batch]:
@@ -307,7 +328,9 @@ class SampledFeed:
         features, sums = (None if m is None else m.gather(ids) for m in (place.features, place.sums))
         normed = batch.scales or self._scales(batch.rows, ids, place)
         batch = dataclasses.replace(batch, features=features, sums=sums, scales=normed)
-        return batch.copy() if self._keep else batch
+        if self._keep:
+            return batch.copy()
+        return batch if place.packed is None else place.packed.write(batch, drawn_here=True)
 
     def _ranks_of(self, share: Share, ids: Vector, seeds: Vector) -> Vector:
         """Return the rank of each row of a batch that ranks share: its owner, of a seed the one to which it is dealt."""

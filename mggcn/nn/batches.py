@@ -220,7 +220,7 @@ def batches(
 
     def feed() -> SampledFeed:
         stack = hops_of(capacities)
-        return SampledFeed(stack, sampler, plan, order, 0, values, lambda: rows, scales, sample.ahead, keep=True)
+        return SampledFeed(stack, sampler, plan, order, 0, values, lambda _: rows, scales, sample.ahead, keep=True)
 
     backend_of = backend_of or backends(device, threads, max(size.edges for size in capacities))
     dtype = DTYPES[STORAGE[precision]]

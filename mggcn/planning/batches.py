@@ -9,7 +9,7 @@ from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.blocks.capacities import hops_of, shared_hops
 from mggcn.blocks.draws import By, Draws, bounds
-from mggcn.blocks.padded import PaddedLayout
+from mggcn.blocks.padded import DRAWN, PaddedLayout
 from mggcn.blocks.relation_order import RelationPlan
 from mggcn.blocks.shared import SharePlan
 from mggcn.blocks.slot import SlotPlan
@@ -285,10 +285,14 @@ def device_bytes(config: Config, shape: GraphShape, stack: Stack, values: Values
     return padded_layout(config, shape, stack, values).nbytes * (1 + (config.sample.ahead > 0))
 
 
-def pinned_label_bytes(config: Config, shape: GraphShape, stack: Stack, values: Values) -> int:
-    """Return the host's bytes for the labels of the batches on their way to a GPU, and of two more (train/padded.py)."""
-    places = padded_layout(config, shape, stack, values).places()
-    return (config.sample.ahead + 2) * sum(places[name].nbytes for name in ("labels", "mask", "scale"))
+def packed_bytes(config: Config, shape: GraphShape, stack: Stack, values: Values) -> int:
+    """Return the host's bytes of what batches on their way to a GPU have beside what is drawn and gathered: labels, masks,
+    and the scales of all row sets but the input's (feed/packed.py).
+    """
+    layout = padded_layout(config, shape, stack, values)
+    drawn = (*DRAWN, "row_scale0", *layout.inputs)
+    inside = sum(place.nbytes for name, place in layout.places().items() if name.startswith(drawn))
+    return (config.sample.ahead + 1) * (layout.nbytes - inside)
 
 
 def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, inputs: int = 1) -> int:

@@ -62,7 +62,8 @@ def _batch_lines(cost: EpochCost, steps: int) -> list[str]:
     threads += ", a core each" * (batch.ahead > 1 and not batch.cores)
     return [
         f"a batch is drawn and gathered in {seconds_text(batch.sample_s)} by {threads} (estimated){sent}: a step every "
-        f"{seconds_text(cost.step_s)}, {batch.limit(train_s)}; an epoch {seconds_text(steps * cost.step_s)}"
+        f"{seconds_text(cost.step_s)}, {batch.limit(train_s)}; an epoch {seconds_text(steps * cost.step_s)}, without its "
+        "evaluation"
     ]
 
 
@@ -151,7 +152,8 @@ def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None)
     for name, cost in _costs(costs).items():
         found[name] = {"seconds": cost.seconds, "link_seconds": cost.link_s, "ranks": [dict(r) for r in cost.ranks]}
     if (batch := costs.batch) is not None:
-        parts = {"sample_seconds": batch.sample_s, "upload_seconds": batch.upload_s, "step_seconds": costs.step_s}
+        parts = {"sample_seconds": batch.sample_s, "upload_seconds": batch.upload_s, "lock_seconds": batch.lock_s}
+        parts["step_seconds"] = costs.step_s
         found["batch"] = parts | {"epoch_seconds": plan.steps * costs.step_s}
     if costs.pairs_s or costs.scores_s:
         found["links"] = {"pair_seconds": costs.pairs_s, "score_seconds": costs.scores_s}

@@ -14,7 +14,7 @@ from typing import Final
 from mggcn.aggregate.relations import Relational
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
 from mggcn.blocks.block import PAIRS
-from mggcn.cost.batches import PAIR_S, BatchCost, Sample, scored_s
+from mggcn.cost.batches import LOCK_S, PAIR_S, BatchCost, Sample, scored_s
 from mggcn.cost.epoch import Cost, mean_cost, predict
 from mggcn.cost.machine import Machine
 from mggcn.cost.work import Item, Staged, Sum, Work, product
@@ -103,13 +103,17 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     drawn = mean_stack(stack)
     # Ranks that share a batch each draw all of it.
     edges = sum(size.edges for size in stack.together or drawn.capacities)
-    layout = padded_layout(config, shape, drawn, plan.ranks[0].values)
-    sample = Sample(drawn.capacities[0].sources, edges, layout.feature_bytes * len(layout.inputs), _pairs(plan))
+    padded, values, rows = pads_batches(config), plan.ranks[0].values, drawn.capacities[0].sources
+    # Filled up, all but features is sent as long as it is planned.
+    layout = padded_layout(config, shape, stack if padded else drawn, values)
+    row_bytes = layout.feature_bytes * len(layout.inputs)
+    sent = layout.nbytes - (layout.stack.capacities[0].sources - rows) * row_bytes
     return BatchCost(
-        sample_s=sample.seconds,
-        upload_s=layout.nbytes / device.upload if device.upload else 0.0,
+        sample_s=Sample(rows, edges, row_bytes, _pairs(plan)).seconds,
+        upload_s=sent / device.upload if device.upload else 0.0,
         ahead=config.sample.ahead,
-        beside=pads_batches(config),
+        beside=padded,
+        lock_s=LOCK_S if device.upload else 0.0,
         cores=0.0 if device.upload else device.cores / machine.sharing(len(plan.ranks)),
     )
 

@@ -34,8 +34,8 @@ from mggcn.planning.batches import (
     feed_bytes,
     gathered_first,
     hops_back,
+    packed_bytes,
     pads_batches,
-    pinned_label_bytes,
     stack_of,
 )
 from mggcn.planning.by_blocks import BlockEvaluation
@@ -308,7 +308,7 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         back = hops_back(values.training, common.stack)
         on_host = feed_bytes(config, shape, common.stack, back, values.inputs)
         if pads_batches(config):
-            pinned = on_host + pinned_label_bytes(config, shape, common.stack, values)
+            pinned = on_host + packed_bytes(config, shape, common.stack, values)
         # Beside them the gradients of a step's parts.
         regions["batches on their way"] = sizes.gradient_bytes + (
             device_bytes(config, shape, common.stack, values) if pinned else on_host

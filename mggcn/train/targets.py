@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from torch import Tensor
 from mggcn.backend.base import EntryLoss, KernelBackend, LossTarget
 from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError, GraphError
-from mggcn.feed.labels import RowLabels, class_weights, rows_of_labels
+from mggcn.feed.labels import RowLabels, SeedLabels, class_weights, rows_of_labels
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import count_labels
 from mggcn.model.runtime import Target
@@ -105,17 +104,6 @@ def make_target(
     return ClassTarget(target), (int(sizes[0]), int(sizes[1]), int(sizes[2]))
 
 
-@dataclass(frozen=True, slots=True)
-class SeedLabels:
-    """What a step's loss reads: labels (T,) or (T, C) and mask uint8 (T,) of this rank's T seeds; inv_count: as of a
-    LossTarget, over the seeds of all ranks.
-    """
-
-    labels: npt.NDArray[Any]
-    mask: npt.NDArray[np.uint8]
-    inv_count: float
-
-
 class StepTargets:
     """Makes the targets of steps on batches. whole: that of the whole graph; dtype: of weights.
 
@@ -132,14 +120,17 @@ class StepTargets:
 
         Cost: a random access for each seed of all ranks. Raises: GraphError for a seed without a label.
         """
-        everyone, labels = (rows_of_labels(self._graph, rows, self._dtype) for rows in (seeds, ids))
-        mask = np.ones(ids.size, np.uint8)
+        everyone = labels = rows_of_labels(self._graph, ids, self._dtype)
+        if not np.array_equal(seeds, ids):  # of other ranks, too
+            everyone = rows_of_labels(self._graph, seeds, self._dtype)
+        mask, ignored = np.ones(ids.size, np.uint8), self._config.ignored_labels
         if isinstance(self._whole, EntryTarget):
             known = int(np.count_nonzero(~np.isnan(everyone)))
             return SeedLabels(labels, mask, 1.0 / max(known, 1))
-        counted = everyone[~np.isin(everyone, self._config.ignored_labels)]
-        total: float = counted.size if self._weights is None else self._weights[counted].sum().item()
-        mask[np.isin(labels, self._config.ignored_labels)] = 0
+        if ignored:
+            everyone = everyone[~np.isin(everyone, ignored)]
+            mask[np.isin(labels, ignored)] = 0
+        total: float = everyone.size if self._weights is None else self._weights[everyone].sum().item()
         return SeedLabels(labels, mask, 1.0 / total if total else 0.0)
 
     def target(self, labels: Tensor, mask: Tensor, inv_count: float, changing: Tensor | None = None) -> Target:

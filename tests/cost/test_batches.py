@@ -33,6 +33,17 @@ def test_uploads_that_wait_for_the_step_are_added_to_it() -> None:
     assert cost.limit(2.0) == "as fast as upload and computing in turn"
 
 
+@pytest.mark.parametrize(("ahead", "expected"), [(0, 17.5), (2, 6.0), (4, 3.5), (12, 3.5)])
+def test_threads_share_the_lock_of_python(ahead: int, expected: float) -> None:
+    """Fails if more threads are said to make batches faster than Python passes them on, or are proposed for it."""
+    cost = BatchCost(sample_s=12.0, upload_s=1.0, ahead=ahead, cores=0.0, lock_s=3.5)
+    assert cost.step_s(1.0) == expected
+    if ahead == 2:
+        assert cost.limit(1.0) == "as fast as the host; sample.ahead = 4 would keep up"
+    if ahead == 12:
+        assert cost.limit(1.0).startswith("as fast as Python passes batches on")
+
+
 def test_no_setting_is_proposed_that_is_refused() -> None:
     """Fails if more batches are proposed than sample.ahead may be, or the bound is another one."""
     cost = BatchCost(sample_s=100.0, upload_s=0.5, ahead=2, cores=0.0)

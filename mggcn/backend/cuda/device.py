@@ -35,7 +35,8 @@ class CudaEvent:
     """A point in a stream's work; waiting for it orders the current stream after it and does not block the host."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event()
+        # blocking: a thread that waits for it sleeps, and leaves its core to those that draw batches.
+        self._event = torch.cuda.Event(blocking=True)
         self._event.record(stream)
 
     def wait(self) -> None:
