@@ -22,8 +22,6 @@ from mggcn.errors import PlanError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mggcn.feed.packed import PackedBatch
-
 Scales: TypeAlias = tuple[npt.NDArray[Any] | None, npt.NDArray[Any] | None]
 
 
@@ -74,6 +72,13 @@ class Pairs:
     ends: npt.NDArray[np.int32]
 
 
+class Packed(Protocol):
+    """A batch in one piece of pinned memory, as it lies on a GPU: uint8, and how many rows of the input it has."""
+
+    memory: Tensor
+    rows: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """One step on one rank. rows: ids of the vertices of each row set; edges: of each block.
@@ -96,7 +101,7 @@ class Batch:
     pairs: Pairs | None = None
     last: bool = True
     reads: list[Mark] = field(default_factory=list)
-    packed: PackedBatch | None = None
+    packed: Packed | None = None
 
     def copy(self) -> Batch:
         """Return the batch with rows, edges and scales in memory of their own; features stay where they are."""

@@ -19,7 +19,7 @@ from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.events import Event, Mark
 from mggcn.blocks.padded import PaddedLayout
 from mggcn.errors import PlanError
-from mggcn.feed.batch import Batch
+from mggcn.feed.batch import Batch, Packed
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch, ReadLabels
@@ -123,7 +123,7 @@ class PaddedLoader:
             self._read.copy_(self._sent)
             self._taken = backend.record()
 
-    def _send(self, packed: PackedBatch) -> None:
+    def _send(self, packed: Packed) -> None:
         """Copy a batch to the device, up to the rows that it has: work of the upload stream."""
         begin = 0
         for place in self._inputs:

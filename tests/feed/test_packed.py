@@ -67,7 +67,7 @@ def test_what_is_drawn_in_place_is_what_would_be_copied(
     def body(rank: Rank) -> list[int]:
         own, sizes = rank.trainer._epoch._load.__self__._own, []  # type: ignore[attr-defined]  # a bound method
         for batch in rank.feed.epoch(8123, 0):
-            assert batch.packed is not None
+            assert isinstance(batch.packed, PackedBatch)
             mine, copied = filled(batch.packed), filled(own.pack(batch.copy())[0])
             assert mine.keys() == copied.keys()
             for array in mine:
