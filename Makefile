@@ -102,6 +102,12 @@ $(VENV)/compilers: $(VENV)/pip pyproject.toml
 	$(INSTALL) --target $@ --group compilers || echo "no CUDA compilers here"
 	@mkdir -p $@ && touch $@
 
+# CuPy for CUDA 12 and 13 (a download of 0.6 GB) for pytest -m slow tests/cuda/test_cupys.py.
+$(VENV)/cupys: $(VENV)/pip pyproject.toml
+	rm -rf $@
+	$(INSTALL) --no-deps --target $@/12 --group cupy12
+	$(INSTALL) --no-deps --target $@/13 --group cupy13
+
 $(VENV)/dev-installed: $(VENV)/installed
 	$(INSTALL) -c constraints-cpu.txt --group dev
 	@touch $@
