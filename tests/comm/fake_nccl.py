@@ -42,16 +42,18 @@ def gloo_group(store: dist.Store, rank: int, size: int) -> Any:
 class FakeMark:
     """A point in a stream. Who waits for it here is the host, since the host computes, but not on a lazy stream."""
 
-    def __init__(self, lazy: bool) -> None:
+    def __init__(self, lazy: bool, driver: threading.Lock) -> None:
         self.passed = threading.Event()
         self.lazy = lazy
+        self.driver = driver
 
     def wait(self) -> None:
         if not self.lazy:
             self.passed.wait(30)
 
     def done(self) -> bool:
-        return self.passed.is_set()
+        with self.driver:
+            return self.passed.is_set()
 
 
 @final
@@ -64,6 +66,8 @@ class FakeStream:
         self.library, self.rank, self.lazy = library, rank, lazy
         self.device = "cpu"
         self.is_capturing: Callable[[], bool] = lambda: False
+        self.driver = threading.Lock()
+        """Who holds it is inside the driver, as in a launch that finds the device's queue full; others wait."""
         self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="fake stream", daemon=True)
         self.thread.start()
@@ -88,7 +92,7 @@ class FakeStream:
             del self.library.current.stream
 
     def record(self) -> FakeMark:
-        mark = FakeMark(self.lazy)
+        mark = FakeMark(self.lazy, self.driver)
         self.work.put(mark.passed.set)
         return mark
 

@@ -27,6 +27,7 @@ from tests.comm import cases
 from tests.comm.fake_nccl import TAKEN
 from tests.comm.torch_nccl import RECORD, settings
 from tests.comm.worlds import HANGING_S, Nccl, wait_until
+from tests.emulator.contexts import Contexts
 
 USED = {"ProcessGroupNCCL": ["eager_connect_single_device"], "Options": ["is_high_priority_stream", "_timeout"]}
 """What is asked of torch's objects besides their making: test_what_is_asked_of_torch_is_there shows that it is all."""
@@ -153,6 +154,32 @@ def test_unequal_calls_after_the_compared_ones_name_the_rank() -> None:
     assert messages == [messages[0]] * 3
     assert "waited 0.5 s for rank 1: its device stands still" in messages[0]
     assert "call 4 (all_reduce of 5 x float32)" in messages[0]
+
+
+def test_rank_that_is_stuck_in_the_driver_holds_nobody_up() -> None:
+    """Fails if what ends the other ranks asks a device, or waits for a rank whose driver answers nothing."""
+    world = Nccl(2, lazy=True)
+    world.library.deaf = {0, 1}
+    stuck, over = threading.Event(), threading.Event()
+
+    def launch() -> None:
+        with world.streams[1].driver:
+            stuck.set()
+            over.wait(2 * HANGING_S)
+
+    def case(comm: Communicator) -> str:
+        comm.all_reduce(torch.ones(5))
+        if comm.rank == 1:
+            return cases.failure(comm.synchronize)  # once the driver answers
+        message = failure(comm.synchronize)
+        over.set()
+        return message
+
+    threading.Thread(target=launch, daemon=True).start()
+    assert stuck.wait(HANGING_S)
+    messages = world.run(case, timeout_s=0.5)
+    assert messages == [messages[0]] * 2
+    assert "rank 0 waited 0.5 s" in messages[0]
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -379,6 +406,21 @@ class Strict:
             raise AttributeError(f"{self._name} has no {name}")
         self._calls.append((name, value))
         vars(self)[name] = value
+
+
+def test_threads_that_start_and_end_nccl_use_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a thread of its own starts or releases NCCL on GPU 0, where every rank would make a context."""
+    contexts, device = Contexts(monkeypatch), torch.device("cuda", 3)
+    backend = SimpleNamespace(eager_connect_single_device=contexts.call)
+    group = SimpleNamespace(_get_backend=lambda device: backend)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=lambda **_: SimpleNamespace()), raising=False)
+    monkeypatch.setattr(dist, "new_group", lambda **_: contexts.call() or group)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(dist, "destroy_process_group", contexts.call)
+    made = RealNccl({})
+    opened = distributed._aside(lambda: made.open(device, timedelta(seconds=90))).result(HANGING_S)
+    distributed._aside(lambda: made.close(opened)).result(HANGING_S)
+    assert contexts.made == {3}
 
 
 def test_what_is_asked_of_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import sys
 
 import pytest
 
-from tests import sanitized
 from tests.emulator import module
 
 PLUGIN = "tests.emulator.checked"
@@ -20,6 +19,8 @@ PLUGIN = "tests.emulator.checked"
 def main() -> int:
     mode, *arguments = sys.argv[1:]
     if mode == "memory":
+        from tests import sanitized  # as a plugin beside libasan it loads CPU kernels of its own
+
         sanitized.BUILD.mkdir(parents=True, exist_ok=True)
         return sanitized.run(PLUGIN, arguments)
     return int(pytest.main(["-p", PLUGIN, *arguments]))

@@ -32,9 +32,14 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class CudaEvent:
-    """A point in a stream's work; waiting for it orders the current stream after it and does not block the host."""
+    """A point in a stream's work; waiting for it orders the current stream after it and does not block the host.
+
+    Any thread may ask for it. A new one uses GPU 0, where the question would make a context of half a GiB: it takes the
+    stream's GPU first.
+    """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._device = stream.device
         # blocking: a thread that waits for it sleeps, and leaves its core to those that draw batches.
         self._event = torch.cuda.Event(blocking=True)
         self._event.record(stream)
@@ -44,10 +49,12 @@ class CudaEvent:
 
     def done(self) -> bool:
         """Whether the device has passed this point."""
+        torch.cuda.set_device(self._device)
         return bool(self._event.query())
 
     def synchronize(self) -> None:
         """Return once the device has passed this point."""
+        torch.cuda.set_device(self._device)
         self._event.synchronize()
 
 

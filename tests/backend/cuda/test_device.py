@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ from mggcn.backend.cuda import capture as cuda_capture
 from mggcn.backend.cuda import device as cuda_device
 from mggcn.backend.cuda import presence as cuda_presence
 from mggcn.errors import BackendError
+from tests.emulator.contexts import Contexts
 
 
 def test_a_machine_without_gpu_is_told_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +133,18 @@ def test_cupy_is_given_the_stream_by_the_name_that_it_knows() -> None:
 
     assert cuda_device.cupy_stream(New, 4096, 1) == ("from_external", (0, 4096))
     assert cuda_device.cupy_stream(Old, 4096, 1) == ("ExternalStream", 4096, 1)
+
+
+def test_a_thread_that_waits_for_a_copy_makes_no_context_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a thread that draws batches ahead waits on GPU 0, where each of the other ranks would take half a GiB."""
+    contexts = Contexts(monkeypatch)
+    stream = SimpleNamespace(device=torch.device("cuda", 3))
+    event = cuda_device.CudaEvent(stream)  # type: ignore[arg-type]
+    for wait in (event.synchronize, event.done):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+    assert contexts.made == {3}
 
 
 class Registers:
