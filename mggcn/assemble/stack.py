@@ -27,7 +27,7 @@ from mggcn.feed.seeds import Seeds, ranges_of
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
-from mggcn.planning.batches import feed_bytes, one_vertex, share_plan, slot_plan, stack_of
+from mggcn.planning.batches import feed_bytes, one_vertex, pads_batches, share_plan, slot_plan, stack_of
 from mggcn.planning.shape import GraphShape
 
 DRAWN = 24
@@ -36,6 +36,8 @@ COMPARED = 2
 """Steps that are drawn to tell how many more rows ranks would compute with batches of their own."""
 LITTLE_BYTES = 256 * MIB
 """Batches on their way that take no more are planned by their bounds."""
+LITTLE_SENT = MIB
+"""A batch that is filled up to its bounds takes no more: what fills it up is computed, and much of it sent, as all else."""
 
 
 def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> Stack | None:
@@ -52,6 +54,11 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
         return bound
     inputs = 1 + (config.sample.first == "full")
     is_small = config.reads_whole_batches or feed_bytes(config, shape, bound, len(bound.blocks), inputs) <= LITTLE_BYTES
+    if pads_batches(config) and not config.reads_whole_batches:
+        sent = 4 * shape.num_features * inputs * bound.capacities[0].sources + 16 * sum(
+            c.edges for c in bound.capacities
+        )
+        is_small = is_small and sent <= LITTLE_SENT
     by_bounds = plan == "bound" or (plan == "auto" and is_small)
     if config.shares_batches:
         return _shared(config, graph, shape, owner, bound, by_bounds=by_bounds)

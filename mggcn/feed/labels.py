@@ -73,7 +73,8 @@ def rows_of_labels(graph: Graph, ids: npt.NDArray[np.int64], dtype: str) -> npt.
     labels = np.asarray(graph.labels.take(ids)).astype(dtype if graph.task != "classes" else np.int32)
     if graph.task == "labels":
         labels[labels < 0] = np.nan
-    _check_labels(graph, ids, labels, np.ones(ids.size, np.uint8))
+    if graph.task != "classes" or not ids.size or labels.min() < 0 or labels.max() >= graph.num_classes:
+        _check_labels(graph, ids, labels, np.ones(ids.size, np.uint8))
     return labels
 
 

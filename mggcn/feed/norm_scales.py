@@ -34,6 +34,7 @@ class NormScales:
         self._arrays = adj_t.indptr.array(), adj_t.indices.array(), None if values is None else values.array()
         cached = norm != "none" and (self_loops or values is not None)
         self._known = np.zeros(adj_t.num_rows if cached else 0, self._real)
+        self._at = [None if of is None else of.ctypes.data for of in (*self._arrays, self._known if cached else None)]
 
     def of(self, ids: npt.NDArray[np.int64], out: Vector | None = None) -> Scales:
         """Return S_r and S_c of vertices, (T,), None for ones. out: where to write, (T,) or more.
@@ -44,14 +45,14 @@ class NormScales:
         if self.norm == "none":
             return None, None
         found = np.empty(ids.size, self._real) if out is None else out[: ids.size]
-        indptr, indices, values = self._arrays
+        indptr, indices, values, known = self._at
         arguments = native.RowScalesArgs(
-            indptr=indptr.ctypes.data,
+            indptr=indptr,
             ids=ids.ctypes.data,
-            indices=indices.ctypes.data,
-            values=None if values is None else values.ctypes.data,
-            known=self._known.ctypes.data if self._known.size else None,
-            num_entries=indices.size,
+            indices=indices,
+            values=values,
+            known=known,
+            num_entries=self._arrays[1].size,
             rows=ids.size,
             self_loops=int(self._loops),
             symmetric=int(self.norm == "symmetric"),

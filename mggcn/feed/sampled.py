@@ -106,23 +106,24 @@ class EdgeValues:
         by_weight = sample.draw == "weight"
         weights = adj_t.values if stored or by_weight else None
         self._arrays = adj_t.indptr.array(), adj_t.indices.array(), None if weights is None else weights.array()
+        self._store_at = [None if of is None else of.ctypes.data for of in self._arrays]
         whole = sample.weights == "mean" or (sample.weights == "unbiased" and not sample.draw.startswith("labor"))
         self._drawn = corrected
         self._flags = int(self_loops), int(corrected and whole and not (typed and sample.by_type)), int(by_weight)
 
     def write(self, ids: Vector, hop: DrawnHop, out: Vector) -> None:
         """Write the values (E,) of a hop's edges; ids (T,): its targets."""
-        indptr, indices, weights = self._arrays
+        indptr, indices, weights = self._store_at
         loops, normalised, by_weight = self._flags
         draw = hop.values if self._drawn else None
         arguments = native.BlockValuesArgs(
-            store_indptr=indptr.ctypes.data,
+            store_indptr=indptr,
             ids=ids.ctypes.data,
             indptr=hop.indptr.ctypes.data,
             place=None if hop.places is None else hop.places.ctypes.data,
-            store_indices=indices.ctypes.data,
+            store_indices=indices,
             indices=hop.indices.ctypes.data,
-            weights=None if weights is None else weights.ctypes.data,
+            weights=weights,
             draw=None if draw is None else draw.ctypes.data,
             rows=ids.size,
             self_loops=loops,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from tests.feed.test_sampled import sampled
 from tests.graphs import make_graph, on_ranks, pattern
 
 EPOCHS = 2
+NORMED = {"norm_layer": "batch"}
 SEED = 8123  # of config_of
 
 
@@ -140,6 +141,19 @@ def test_a_single_vertex_always_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stacks.stack_for(config, graph, graph_shape(graph, config), np.zeros(n, np.uint16))
     assert found is not None
     assert [size.edges for size in reversed(found.capacities)] == [9, 40]
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "drawn"), [("cpu", {}, False), ("cuda", {}, True), ("cuda", NORMED, False)]
+)
+def test_a_gpu_is_not_filled_up_to_bounds(device: Literal["cpu", "cuda"], setting: dict[str, Any], drawn: bool) -> None:
+    """Fails if a GPU computes and is sent what no batch has, or a step that must not be cut may be."""
+    graph = make_graph(pattern("directed", 3000, 4), num_features=90, num_classes=4, seed=4)
+    config = sampled(1, MODELS["gcn"] | setting, (15, 10), batch=200)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, device=device, precision="fp32"))
+    found = stacks.stack_for(config, graph, graph_shape(graph, config), np.zeros(3000, np.uint16))
+    assert found is not None
+    assert bool(found.mean) == drawn
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
