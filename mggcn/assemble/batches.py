@@ -23,6 +23,7 @@ from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
 from mggcn.planning.batches import (
+    gather_threads,
     hops_back,
     is_corrected,
     padded_layout,
@@ -98,7 +99,7 @@ def sampled_feed(
     first = plan.ranks[rank].values.first
 
     def memory(source: VertexFeatures) -> GatheredIn:
-        return functools.partial(GatheredRows, source, spec, DTYPES[dtype])
+        return functools.partial(GatheredRows, source, spec, DTYPES[dtype], threads=gather_threads(config))
 
     return SampledFeed(
         stack,

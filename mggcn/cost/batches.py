@@ -56,14 +56,20 @@ class Sample:
     @property
     def seconds(self) -> float:
         """Seconds of one thread with a core of its own; estimates, which no machine's file has."""
-        return self.entries * EDGE_S + self.rows * (ROW_S + self.row_bytes / GATHER_RATE) + self.pairs * PAIR_S
+        return self.seconds_on(1)
+
+    def seconds_on(self, threads: int) -> float:
+        """Return the seconds of a thread that draws, of which so many gather, each with a core of its own."""
+        gathered_s = self.rows * (ROW_S + self.row_bytes / GATHER_RATE)
+        return self.entries * EDGE_S + gathered_s / threads + self.pairs * PAIR_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchCost:
-    """Seconds of a batch. sample_s: of a thread with a core of its own; upload_s: on the way to the device, 0 on the host;
+    """Seconds of a batch. sample_s: of one of the threads that make batches; upload_s: to the device, 0 on the host;
     ahead: batches that threads make beside the step; cores: of the device's own, if they compute the steps as well, else 0;
     beside: whether the next batch is uploaded during a step. lock_s: for which it holds Python's lock.
+    alone_s: of a thread with one core, if sample_s is of several.
     """
 
     sample_s: float
@@ -72,6 +78,7 @@ class BatchCost:
     cores: float
     beside: bool = True
     lock_s: float = 0.0
+    alone_s: float = 0.0
 
     def step_s(self, computing_s: float) -> float:
         """Return the seconds from a step to the next, given those of a step alone."""
@@ -92,7 +99,8 @@ class BatchCost:
             return "as fast as Python passes batches on, by one thread at a time; larger batches take fewer steps"
         if slowest != HOST:
             return f"as fast as {slowest}"
-        enough = math.ceil(self.sample_s / max(seconds for what, seconds in found.items() if what != HOST))
+        alone_s = max(self.alone_s, self.sample_s)
+        enough = math.ceil(alone_s / max(seconds for what, seconds in found.items() if what != HOST))
         if enough <= MAX_AHEAD:
             return f"as fast as the host; sample.ahead = {enough} would keep up"
         return f"as fast as the host; no sample.ahead up to {MAX_AHEAD} keeps up: draw fewer neighbours, or plan more ranks"

@@ -16,7 +16,7 @@ from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
-from mggcn.memory.device import DEVICES, REAL, STORAGE, scale_dtype
+from mggcn.memory.device import DEVICES, REAL, STORAGE, scale_dtype, threads_of
 from mggcn.memory.units import human
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.network import Values
@@ -254,6 +254,11 @@ def pads_batches(config: Config) -> bool:
     """
     varies = config.model.typed or config.shares_batches
     return bool(config.sample.batch) and not DEVICES[config.run.device].is_host and not varies
+
+
+def gather_threads(config: Config) -> int:
+    """Return how many threads gather a batch's features: beside a GPU, the cores that draw no other batch share in it."""
+    return max(1, threads_of(config.run) // max(config.sample.ahead, 1)) if pads_batches(config) else 1
 
 
 def padded_layout(config: Config, shape: GraphShape, stack: Stack, values: Values) -> PaddedLayout:

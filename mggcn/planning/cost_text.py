@@ -59,7 +59,8 @@ def _batch_lines(cost: EpochCost, steps: int) -> list[str]:
         return []
     sent = f", sent to its GPU in {seconds_text(batch.upload_s)}" if batch.upload_s else ""
     threads = f"one of {batch.ahead} threads" if batch.ahead > 1 else "a thread" if batch.ahead else "the rank"
-    threads += ", a core each" * (batch.ahead > 1 and not batch.cores)
+    each = "a core each" if batch.alone_s <= batch.sample_s else "some cores each to gather"
+    threads += f", {each}" * (batch.ahead > 1 and not batch.cores)
     return [
         f"a batch is drawn and gathered in {seconds_text(batch.sample_s)} by {threads} (estimated){sent}: a step every "
         f"{seconds_text(cost.step_s)}, {batch.limit(train_s)}; an epoch {seconds_text(steps * cost.step_s)}, without its "

@@ -28,7 +28,7 @@ from mggcn.model.kinds.norms import BatchNorm, BatchNormGrad, LayerNorm, LayerNo
 from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
-from mggcn.planning.batches import mean_stack, padded_layout, pads_batches
+from mggcn.planning.batches import gather_threads, mean_stack, padded_layout, pads_batches
 from mggcn.planning.links import pair_rows
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -108,8 +108,10 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     layout = padded_layout(config, shape, stack if padded else drawn, values)
     row_bytes = layout.feature_bytes * len(layout.inputs)
     sent = layout.nbytes - (layout.stack.capacities[0].sources - rows) * row_bytes
+    sample = Sample(rows, edges, row_bytes, _pairs(plan))
     return BatchCost(
-        sample_s=Sample(rows, edges, row_bytes, _pairs(plan)).seconds,
+        sample_s=sample.seconds_on(gather_threads(config)),
+        alone_s=sample.seconds,
         upload_s=sent / device.upload if device.upload else 0.0,
         ahead=config.sample.ahead,
         beside=padded,

@@ -60,6 +60,16 @@ def test_threads_of_a_host_share_its_cores(ahead: int, expected: float) -> None:
     assert BatchCost(sample_s=12.0, upload_s=0.0, ahead=ahead, cores=4.0).step_s(2.0) == expected
 
 
+def test_threads_that_gather_share_a_batch() -> None:
+    """Fails if cores that gather are said to draw, too, or so many batches are proposed that each has several cores."""
+    sample = Sample(400_000, 1_000_000, 400)
+    gathered_s = sample.seconds - Sample(0, 1_000_000, 0).seconds
+    assert sample.seconds_on(8) == pytest.approx(sample.seconds - gathered_s * 7 / 8)
+    cost = BatchCost(sample_s=6.0, alone_s=12.0, upload_s=1.0, ahead=2, cores=0.0)
+    assert cost.step_s(1.0) == 3.0
+    assert cost.limit(1.0).endswith("sample.ahead = 12 would keep up")
+
+
 def test_a_batch_of_the_samplers_note_takes_what_was_measured() -> None:
     """Fails if the seconds of a batch are far from those that a thread took for one (docs/notes/0034-sampler.md)."""
     assert 0.019 < Sample(0, 869_000, 0).seconds < 0.025

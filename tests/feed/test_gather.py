@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mggcn.errors import GraphError
+from mggcn.feed import gather
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
 from mggcn.graph.csr import CSR, ArrayRows
@@ -32,12 +33,15 @@ def reader_of(*, sparse: bool, normalised: bool, values: bool = True) -> VertexF
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("source", ["dense", "sparse", "ones"])
 @pytest.mark.parametrize("planned", [True, False])
-def test_rows_are_those_of_the_vertices(source: str, normalised: bool, dtype: str, planned: bool) -> None:
+def test_rows_are_those_of_the_vertices(
+    source: str, normalised: bool, dtype: str, planned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails if a row is another vertex's, an earlier call's entries stay, a row is divided by another sum, or memory that
     is not planned is given twice.
     """
     reader = reader_of(sparse=source != "dense", normalised=normalised, values=source != "ones")
-    memory = GatheredRows(reader, BufferSpec("", 12, 11, dtype) if planned else None, DTYPES[dtype])
+    monkeypatch.setattr(gather, "THREAD_BYTES", 100)  # so that 3 threads gather the longer ones
+    memory = GatheredRows(reader, BufferSpec("", 12, 11, dtype) if planned else None, DTYPES[dtype], threads=3)
     exact: Any = dense_features(reader.graph).astype(np.float64)
     if normalised:
         sums = np.abs(exact).sum(1, keepdims=True)

@@ -21,6 +21,7 @@ from mggcn.cost.work import Work
 from mggcn.errors import PlanError
 from mggcn.model.kinds import norms
 from mggcn.planning.advice import require_pinned
+from mggcn.planning.batches import gather_threads
 from mggcn.planning.cost_text import summed_widths
 from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, first_sums_s, items_by_op
 from tests.graphs import make_graph, on_ranks, pattern
@@ -169,6 +170,20 @@ def test_batches_on_gpus_are_priced(ranks: int) -> None:
     assert drawn is not None
     assert drawn.upload_s == pytest.approx(cost.batch.upload_s - features / 2 / 50e9, rel=1e-3)
     assert drawn.sample_s == pytest.approx(cost.batch.sample_s / 2, rel=0.05)
+
+
+def test_the_cores_beside_a_gpu_share_batches() -> None:
+    """Fails if a batch for a GPU is gathered by one core while others idle, or by those of other batches or ranks."""
+    found = []
+    for device, ranks, ahead, threads in (
+        ("cuda", 1, 2, 16),
+        ("cuda", 1, 12, 16),
+        ("cuda", 1, 0, 4),
+        ("cpu", 1, 2, 16),
+    ):
+        run = RunConfig(ranks=ranks, device=device, threads=threads)  # type: ignore[arg-type]  # parameters of the test
+        found.append(gather_threads(Config(run=run, sample=SampleConfig(batch=64, fanout=(4, 3, 2), ahead=ahead))))
+    assert found == [8, 1, 4, 1]
 
 
 def test_unpadded_batches_wait_for_the_step() -> None:
