@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from mggcn.backend.base import KernelBackend
+from mggcn.backend.cuda import backend as cuda_backend
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.backend.cuda.kernels import folder, parameters
+from mggcn.backend.cuda.spmm import make_schedule
 from tests.backend import (
     test_edges,
     test_loss,
@@ -31,6 +33,7 @@ from tests.backend.emulated import WORKSPACE_BYTES
 from tests.emulator.device import EmulatedDevice
 
 APART = 2**31
+STAR = BATTERY[3]
 NO_RESERVE = 0x4000
 """MAP_NORESERVE: mmap has it from Python 3.13 on."""
 WITHOUT_ROWS = {"clip_factor", "end_epoch", "dropout_values"}
@@ -82,7 +85,7 @@ MODULES: tuple[ModuleType, ...] = (
 
 def combined(backend: KernelBackend) -> None:
     """Maxima of two ranks: the copies of a split vertex have the first and the last sources each."""
-    pattern, rng = BATTERY[2].adj.toarray() != 0, np.random.default_rng(6)
+    pattern, rng = STAR.adj.toarray() != 0, np.random.default_rng(6)
     (v, n), cols = pattern.shape, 20
     rows = test_neighbours.device_rows(
         backend, rng.normal(size=(n, cols)), rng.permutation(n).astype(np.int64)[:, None]
@@ -119,6 +122,8 @@ def test_offsets_of_rows_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in MODULES:
         monkeypatch.setattr(module, "padded", far, raising=False)
         monkeypatch.setattr(module, "guards_hold", lambda *args: True, raising=False)
+    # A star's rows are long in a third of it and hubs in the whole, so that blocks share rows, too.
+    monkeypatch.setattr(cuda_backend, "make_schedule", functools.partial(make_schedule, shortest=2, segment=8))
     monkeypatch.setattr(test_norms, "SHAPES", [(37, 20)])
     monkeypatch.setattr(test_edges, "MAKES", (far,) * 3)
     monkeypatch.setattr(test_edges, "COLS", (20,))
@@ -139,15 +144,13 @@ def test_offsets_of_rows_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         functools.partial(test_rows.test_activation_grad, rows=37, make=far),
         functools.partial(test_product_grad._check, rows=37, inner=7, cols=20),
         test_move_rows.test_gather_and_scatter,
-        functools.partial(test_neighbours.test_maximum, case=BATTERY[2], order="forwards", ties=False),
+        functools.partial(test_neighbours.test_maximum, case=STAR, order="forwards", ties=False),
         combined,
         test_neighbours.test_head_dots,
         functools.partial(test_neighbours.test_triples_combine, dynamic=False),
         *(
-            functools.partial(
-                test_neighbours.test_attention, case=BATTERY[2], order="forwards", shape=(4, 16), dynamic=d, p=0.4
-            )
-            for d in (False, True)
+            functools.partial(test_neighbours.test_attention, case=STAR, order=order, shape=(4, 16), dynamic=d, p=0.4)
+            for d, order in ((False, "forwards"), (True, "whole"))
         ),
         *(
             functools.partial(test_edges.test_every_graph, case=hubs[f"hub with many {way}-edges"])
