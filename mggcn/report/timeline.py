@@ -138,7 +138,7 @@ def _block(event: Mapping[str, Any]) -> _Block:
         name=str(event["name"]),
         kind=str(event["cat"]),
         row=int(event["tid"]),
-        args=event["args"],
+        args=event.get("args", {}),  # an overhead of the profiler has none
     )
 
 

@@ -83,6 +83,8 @@ def test_work_of_a_gpu_belongs_to_what_launched_it(tmp_path: Path) -> None:
         events.append(event("cuda_driver", "cuLaunchKernel", called, called + 0.1, 0, 4000, correlation=number))
         events.append(event("kernel", "spmm_csr_warp", start, end, 0, stream, correlation=number))
     events.append(event("gpu_memset", "of nobody", 50, 60, 0, 7, correlation=99))
+    overhead = event("overhead", "Activity Buffer Request", 3, 4, 0, 0)
+    events.append({key: value for key, value in overhead.items() if key != "args"})
     found = read_timeline(write_trace(tmp_path, events))
     assert rows(found, "compute") == [
         ("spmm", 0, 31, 35, 700),

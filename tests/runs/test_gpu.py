@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -213,10 +212,23 @@ def test_products_are_tuned(name: str, stores: dict[str, Path], tmp_path: Path) 
 @pytest.mark.cuda
 def test_a_sweep(stores: dict[str, Path], tmp_path: Path) -> None:
     """Fails if trials end on a GPU, each in a process of its own."""
+    pytest.importorskip("optuna")
     grid = tmp_path / "grid.toml"
     grid.write_text('[grid]\n"train.lr" = [0.01, 0.02]\n')
-    search = ["--trials", 2, "--search", "tpe"] if importlib.util.find_spec("optuna") else []
-    command = ["sweep", grid, stores["classes"], *SMALL, *search, "--device", "cuda", "--out", tmp_path / "sweep"]
+    command = [
+        "sweep",
+        grid,
+        stores["classes"],
+        *SMALL,
+        "--trials",
+        2,
+        "--search",
+        "tpe",
+        "--device",
+        "cuda",
+        "--out",
+        tmp_path / "sweep",
+    ]
     assert run_main(*command) == 0
     assert len(list((tmp_path / "sweep" / "trials").glob("*/result.json"))) == 2
 
