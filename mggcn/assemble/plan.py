@@ -43,7 +43,7 @@ from mggcn.partition.make import is_cached, make_partition
 from mggcn.partition.rows.partition import RowStats, row_owners
 from mggcn.partition.rows.required import expected_shares
 from mggcn.planning.advice import Room
-from mggcn.planning.batches import check_batches
+from mggcn.planning.batches import check_batches, pads_batches
 from mggcn.planning.links import check_links
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import RunPlan, plan_run
@@ -71,7 +71,16 @@ def resolve(config: Config, graph: Graph) -> Config:
     if run.ranks == 1 and STRATEGIES[run.strategy].kind == "cut":
         # One rank has nothing to cut and nothing to delay.
         run = dataclasses.replace(run, strategy="broadcast")
-    return dataclasses.replace(config, train=train, run=run)
+    return with_ahead(dataclasses.replace(config, train=train, run=run))
+
+
+def with_ahead(config: Config) -> Config:
+    """Return the configuration with the batches that threads make beside the step, if it leaves their number open."""
+    if config.sample.ahead >= 0 or not config.sample.batch:
+        return config
+    # Beside a GPU the host's cores have nothing else to do: half of them draw, each with another that helps it to gather.
+    ahead = min(max(2, threads_of(config.run) // 2), 8) if pads_batches(config) else 2
+    return dataclasses.replace(config, sample=dataclasses.replace(config.sample, ahead=ahead))
 
 
 def threads_per_rank(config: Config) -> int:
@@ -242,6 +251,7 @@ def plan_graph(
 
     Cost: a few sweeps over the edges, unless shared. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
+    config = with_ahead(config)
     shape, strategy = graph_shape(graph, config), STRATEGIES[config.run.strategy]
     shared = shared or Shared()
     partition = shared.found("partition", partition_key(config), lambda: partition_graph(config, graph))
@@ -300,6 +310,7 @@ def plan_shape(
     replication: average copies of a vertex, which a strategy that cuts vertices needs. machine, limit: as for plan_graph.
     Raises: ConfigError.
     """
+    config = with_ahead(config)
     strategy, run, loops = STRATEGIES[config.run.strategy], config.run, config.model.self_loops
     nccl = nccl_memory(config, machine)
     if run.ranks == 1 and strategy.kind == "cut":

@@ -12,7 +12,7 @@ import torch
 
 import mggcn
 from mggcn import native
-from mggcn.assemble.plan import plan_shape
+from mggcn.assemble.plan import plan_shape, with_ahead
 from mggcn.backend.norms import NormKernels
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
 from mggcn.cost.batches import LOCK_S
@@ -148,7 +148,8 @@ def test_batches_on_gpus_are_priced(ranks: int) -> None:
     """Fails if a step on batches leaves out the way to the GPU or the host, or a batch as drawn is priced by its bounds."""
     shape = dataclasses.replace(shape_of(200_000, 4_000_000, 128, 16), num_training=100_000)
     run = RunConfig(ranks=ranks, device="cuda", transport="nccl" if ranks > 1 else "single")
-    config = Config(model=ModelConfig(hidden=(64,)), run=run, sample=SampleConfig(batch=1024 * ranks, fanout=(10, 5)))
+    sample = SampleConfig(batch=1024 * ranks, fanout=(10, 5), ahead=2)
+    config = Config(model=ModelConfig(hidden=(64,)), run=run, sample=sample)
     plan, machine = plan_shape(config, shape), find_machine("dgx-h100")
     cost = epoch_cost(plan, machine)
     assert cost.batch is not None
@@ -184,6 +185,24 @@ def test_the_cores_beside_a_gpu_share_batches() -> None:
         run = RunConfig(ranks=ranks, device=device, threads=threads)  # type: ignore[arg-type]  # parameters of the test
         found.append(gather_threads(Config(run=run, sample=SampleConfig(batch=64, fanout=(4, 3, 2), ahead=ahead))))
     assert found == [8, 1, 4, 1]
+
+
+def test_so_many_batches_are_made_ahead() -> None:
+    """Fails if the cores beside a GPU idle by default, those of a CPU's run are taken from its kernels, or what the user
+    says is not done.
+    """
+    found = []
+    for device, threads, ahead in (
+        ("cpu", 16, -1),
+        ("cuda", 1, -1),
+        ("cuda", 12, -1),
+        ("cuda", 64, -1),
+        ("cuda", 16, 0),
+    ):
+        run = RunConfig(device=device, threads=threads)  # type: ignore[arg-type]  # parameters of the test
+        config = Config(run=run, sample=SampleConfig(batch=64, fanout=(4, 3, 2), ahead=ahead))
+        found.append(with_ahead(config).sample.ahead)
+    assert found == [2, 2, 6, 8, 0]
 
 
 def test_unpadded_batches_wait_for_the_step() -> None:
