@@ -16,12 +16,14 @@ import pytest
 from mggcn.backend.cuda import compile as cuda_compile
 from mggcn.backend.cuda.kernels import folder
 from tests.compiled import compiled
-from tests.cuda import nvcc, nvrtc
+from tests.cuda import cupys, nvcc, nvrtc
 from tests.cuda.nvcc import ARCHITECTURES, CompileError, Resources
 from tests.cuda.units import Unit, all_units, samples
 
 OLD, CUPYS = "sm_70", "sm_90"
 NEWEST, OTHERS = ARCHITECTURES[-1:], ARCHITECTURES[:-1]
+MANY_BYTES = 32
+"""Spills of a thread that would be worth a look."""
 F32 = ("-DMGGCN_F32",)
 OPTIONS = tuple(Path(module.__file__) for module in (nvcc, nvrtc, cuda_compile))
 """Where the compilers' options stand."""
@@ -107,6 +109,20 @@ def test_nvrtc_compiles_all_as_cupy_does(library: str, target: str, sample: Any)
     )
     assert spilling(units, results) == []
     assert {r.arch for found in results for r in found} == {int(target.removeprefix("sm_"))}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("target", [CUPYS, "sm_100"])
+def test_the_newest_nvrtc_spills_next_to_nothing(target: str) -> None:
+    """CUDA 13's comes with CuPy's wheels (make .venv/cupys): where it keeps a register less, 4 to 16 bytes spill."""
+    folders = found_or_skip(cupys.find(13), "CuPy for CUDA 13 (make .venv/cupys)")
+    library, units = str(next(folders.glob("nvidia/*/lib/libnvrtc.so.13"))), samples(all_units())
+    results = in_parallel(lambda i: nvrtc.compile_unit(library, units[i], target), len(units))
+    worst = {
+        f"{unit}: {r}": max(r.spill_stores, r.spill_loads) for unit, rs in zip(units, results, strict=True) for r in rs
+    }
+    assert {name: nbytes for name, nbytes in worst.items() if nbytes > MANY_BYTES} == {}
 
 
 def flushing(ptx: str) -> set[str]:
