@@ -130,8 +130,14 @@ def flushing(ptx: str) -> set[str]:
     return {name for name in re.findall(r"[\w.]+\.ftz[\w.]*f32[\w.]*", ptx) if not name.startswith("ex2.approx.")}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("unit", [u for u in samples(all_units()) if "-DMGGCN_F64" not in u.options], ids=str)
+FLOAT32 = [unit for unit in samples(all_units()) if "-DMGGCN_F64" not in unit.options]
+SOME_SLOW = [
+    pytest.param(unit, marks=pytest.mark.slow if i % 5 else pytest.mark.full) for i, unit in enumerate(FLOAT32)
+]
+"""NVRTC takes seconds for each, and what it is told is the same for all."""
+
+
+@pytest.mark.parametrize("unit", SOME_SLOW, ids=str)
 def test_no_instruction_takes_denormals_for_zero(library: str, unit: Unit) -> None:
     """Fails if kernels differ on a GPU, for numbers below 1.2e-38, from the same text in the emulator and on CPUs."""
     assert flushing(nvrtc.ptx(library, unit, "compute_90")) == set()
