@@ -130,7 +130,8 @@ T __ldg(const T* p) {
   return *p;
 }
 template <class T>
-T __ldcg(const T* p) {
+EMULATE_QUIET T __ldcg(const T* p) {
+  emulate::read_from_l2(p, sizeof(T));
   return *p;
 }
 template <class T>

@@ -10,6 +10,7 @@
 namespace emulate {
 inline void meet_atomically(const void*, unsigned) {}
 inline void fence() {}
+inline void read_from_l2(const void*, unsigned) {}
 }  // namespace emulate
 #else
 #define EMULATE_QUIET __attribute__((no_sanitize("thread"), noinline))
@@ -58,14 +59,16 @@ static char race[128];
 static Page* pages[kBuckets];
 static Page* last_page;
 static Meeting* meetings;
-static unsigned* known;  // by block: accesses up to this time came before the running one; null: none
+// By block: accesses up to this time come before the running one's, from its next fence on, and already; null: none.
+static unsigned *arrived, *known;
+static bool from_l2;                          // the access at hand
 static unsigned block_now, time_now, fenced;  // time grows at each fence
 
 EMULATE_QUIET static unsigned blocks_of_grid() { return gridDim.x * gridDim.y * gridDim.z; }
 
 EMULATE_QUIET void note_block(unsigned block) {
-  block_now = block, fenced = 0;
-  if (known) memset(known, 0, blocks_of_grid() * sizeof *known);
+  block_now = block, fenced = 0, from_l2 = false;
+  if (known) memset(known, 0, blocks_of_grid() * sizeof *known), memset(arrived, 0, blocks_of_grid() * sizeof *known);
   if (!time_now) time_now = 1;
 }
 EMULATE_QUIET static void free_readers(Unit& unit) {
@@ -90,8 +93,8 @@ EMULATE_QUIET void note_end() {
     free(meetings);
     meetings = next;
   }
-  free(known);
-  known = nullptr, last_page = nullptr, time_now = 0;
+  free(known), free(arrived);
+  known = arrived = nullptr, last_page = nullptr, time_now = 0;
 }
 
 EMULATE_QUIET static Unit& unit_of(uintptr_t address) {
@@ -122,7 +125,7 @@ EMULATE_QUIET static Access this_access() {
 }
 // Whether an access comes before what the running thread does now.
 EMULATE_QUIET static bool ordered(const Access& a) {
-  if (a.block != block_now) return known && known[a.block] >= a.time;
+  if (a.block != block_now) return known && (from_l2 ? arrived : known)[a.block] >= a.time;
   if (a.phase != phase_now) return true;
   if (a.warps || a.warp != current / 32) return false;
   const unsigned me = current % 32;
@@ -189,8 +192,12 @@ EMULATE_QUIET static void touch(const void* p, size_t size, Kind kind) {
   for (uintptr_t i = first; i <= last; ++i) touch_unit(unit_of(i * kUnit), kind, shared);
 }
 
-// A fence orders what the block did so far before its later atomics. The whole block's: a barrier may lie between.
-EMULATE_QUIET void fence() { fenced = time_now++; }
+// What the block did so far is ordered before its later atomics, and what it learnt by atomics before what it does from
+// now on. The whole block's: a barrier may lie between.
+EMULATE_QUIET void fence() {
+  fenced = time_now++;
+  if (known) memcpy(known, arrived, blocks_of_grid() * sizeof *known);
+}
 EMULATE_QUIET void meet_atomically(const void* p, unsigned size) {
   touch(p, size, Kind::atomic);
   const unsigned blocks = blocks_of_grid();
@@ -201,12 +208,20 @@ EMULATE_QUIET void meet_atomically(const void* p, unsigned size) {
     *m = {p, meetings, static_cast<unsigned*>(calloc(blocks, sizeof(unsigned)))};
     meetings = m;
   }
-  if (!known) known = static_cast<unsigned*>(calloc(blocks, sizeof(unsigned)));
-  known[block_now] = fenced;
-  for (unsigned b = 0; b < blocks; ++b) {
-    if (known[b] < m->released[b]) known[b] = m->released[b];
-    m->released[b] = known[b];
+  if (!known) {
+    known = static_cast<unsigned*>(calloc(blocks, sizeof(unsigned)));
+    arrived = static_cast<unsigned*>(calloc(blocks, sizeof(unsigned)));
   }
+  arrived[block_now] = fenced;
+  for (unsigned b = 0; b < blocks; ++b) {
+    if (arrived[b] < m->released[b]) arrived[b] = m->released[b];
+    m->released[b] = arrived[b];
+  }
+}
+EMULATE_QUIET void read_from_l2(const void* p, unsigned size) {
+  from_l2 = true;
+  touch(p, size, Kind::read);
+  from_l2 = false;
 }
 
 }  // namespace emulate

@@ -22,6 +22,7 @@ FAULTS = {
     3: "writes what another thread wrote, without a barrier between",
     4: "behind its dynamic shared memory",
     5: "(reads|writes) what another thread (wrote|read), without a barrier between",
+    6: "reads what another block wrote, without a fence and an atomic between",
 }
 OUTSIDE = """
 import numpy as np
@@ -55,7 +56,8 @@ def test_races_that_change_nothing_are_seen(broken: int, seed: int, monkeypatch:
     plain, right = sum_of_blocks(broken, seed)
     assert plain == right
     monkeypatch.setattr(module, "CHECKS", (*module.CHECKS, *module.MORE_CHECKS["races"]))
-    assert sum_of_blocks(0, seed) == (right, right)
+    for ordered in (0, 7):
+        assert sum_of_blocks(ordered, seed) == (right, right)
     with pytest.raises(EmulationError, match=FAULTS[broken]):
         sum_of_blocks(broken, seed)
 
