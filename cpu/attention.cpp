@@ -4,7 +4,7 @@
 // out   T [V, D] z; beside T [V, 2 H] m and l, -infinity and 0 without entries
 // work  per edge 2 D FLOP and H exponentials (GATv2: 5 D); moves 4 bytes of index and the source's row, once; per row
 //       z, m and l. Nothing has a number per edge but a block on the stack. Rows of a chunk run in order in one thread:
-//       bitwise repeatable. Twin: cuda/attention.cu.
+//       bitwise repeatable. Twins: cuda/attention.cu, cuda/attention_grad.cu.
 // attend_combine: the triples (z, m, l) of a message [z | m | l], one for each of `index`, join those that lie there.
 // attend_sources: out[u, :] (+)= gradients of x_u (and of s_u, behind it): weights w are computed again, and the
 //       gradient of a score is w (kept g_v x_u - d_v) with d_v = g_v z_v by head.

@@ -7,7 +7,7 @@
 //       NaN: the first vertex's is the maximum.
 // work  D comparisons per entry; moves, per entry, 4 bytes of index and (D + 1) sizeof T, per row 2 D sizeof T. Rows of
 // a
-//       chunk run in order in one thread: bitwise repeatable. Twin: cuda/maximum.cu.
+//       chunk run in order in one thread: bitwise repeatable. Twins: cuda/maximum.cu, cuda/maximum_grad.cu.
 // maximum_combine: the same of whole rows with their winners, one for each of `index`.
 // maximum_grad: out[u, :] (+)= g[v, :] of the edges u -> v where winners[v, :] is u; rows T [N, 2 D] are [g | winners].
 //               Parallel edges, which lie side by side, count once.

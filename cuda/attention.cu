@@ -1,175 +1,195 @@
 // attend: z_v += the sum over the edges u -> v, by head, of exp(e - m_v) kept x_u, rescaled as the running maximum m_v
 // grows, and l_v += the sum of exp(e - m_v). Tiles come in any order; after the last z_v is divided by l_v.
-// attention.cuh has e and the rows. Source: FlashAttention (Dao et al. 2022, algorithm 1), by destination. in    indptr
-// int64 [V+1] or null (no entries), indices int32 [nnz], counts real [nnz] parallel edges of an entry or null (one
-// each),
-//       rows storage [N, ...] that travel, own [V, ...]: t
-//       or y
+// attention.cuh has e and the rows. Source: FlashAttention (Dao et al. 2022, algorithm 1), by destination.
+// in    indptr int64 [V+1] or null (no entries), indices int32 [nnz], counts real [nnz] parallel edges of an entry or
+//       null (one each), rows storage [N, ...] that travel, own [V, ...]: t or y
 // out   storage [V, D] z; state storage [V, 2 H] m and l, -infinity and 0 without entries
 // moves per edge 4 bytes of index and the source's row; per row z, m and l. Nothing has a number per edge.
-// grid  ceil(V H / 4), block 128: a warp per row and head. No atomics: bitwise repeatable. Not measured; a hub is H
-//       warps' work. Twin: cpu/attention.cpp.
+// sums  kEdges edges in flight for each group of lanes, heads side by side; groups and warps hold (m, l, z) of their
+// own,
+//       which are combined in their order: bitwise repeatable, no atomics. A row of n edges takes n / kEdges steps of a
+//       warp, a long one n / (16 kEdges) of a block. Not measured. Twin: cpu/attention.cpp.
 #include "attention.cuh"
 
-extern "C" __global__ void __launch_bounds__(128)
+struct Attend {
+  Edges edges;
+  const storage_t* own;
+  long long ld_own;
+  storage_t* out;
+  long long ld_out;
+  storage_t* state;
+  long long ld_state;
+  const long long* ids;
+  int fresh, last;
+};
+
+struct Held {
+  real_t m, l;
+  Pieces z;
+};
+
+__device__ __forceinline__ real_t rescale(real_t m, real_t most) { return m == most ? (real_t)1 : exp_of(m - most); }
+
+// held += other, either of which may be without edges.
+__device__ __forceinline__ void merge(Held& held, const Held& other) {
+  const real_t most = other.m > held.m ? other.m : held.m;
+  const real_t scale = rescale(held.m, most), scale2 = rescale(other.m, most);
+  held.m = most;
+  held.l = held.l * scale + other.l * scale2;
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p)
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) held.z[p][i] = held.z[p][i] * scale + other.z[p][i] * scale2;
+}
+
+// held += the first `there` edges in flight, which are entries k, k + step and so on: one rescale for all of them.
+__device__ __forceinline__ void add_edges(const Heads& w, const real_t* counts, unsigned k, int step, int there,
+                                          const Pieces (&x)[kEdges], const real_t (&e)[kEdges], unsigned kept,
+                                          Held& held) {
+  real_t most = held.m;
+#pragma unroll
+  for (int j = 0; j < kEdges; ++j) most = j < there && e[j] > most ? e[j] : most;
+  const real_t scale = rescale(held.m, most);
+  held.m = most;
+  held.l *= scale;
+#pragma unroll
+  for (int i = 0; i < kPieces * kVector; ++i) held.z[i / kVector][i % kVector] *= scale;
+#pragma unroll
+  for (int j = 0; j < kEdges; ++j) {
+    const real_t weight = j < there ? times(counts, k + j * step, exp_of(e[j] - most)) : (real_t)0;
+    const real_t kept_weight = weight * factor(w, kept, j);
+    held.l += weight;
+#pragma unroll
+    for (int i = 0; i < kPieces * kVector; ++i)
+      held.z[i / kVector][i % kVector] += kept_weight * x[j][i / kVector][i % kVector];
+  }
+}
+
+// What the groups of a team hold, in the first one.
+template <int kWarps>
+__device__ __forceinline__ void combine(const Team<kWarps>& team, Held& held) {
+  Held other;
+  for (int step = team.lanes; step < 32; step *= 2) {
+    other.m = __shfl_xor_sync(kFullWarp, held.m, step);
+    other.l = __shfl_xor_sync(kFullWarp, held.l, step);
+#pragma unroll
+    for (int i = 0; i < kPieces * kVector; ++i)
+      other.z[i / kVector][i % kVector] = __shfl_xor_sync(kFullWarp, held.z[i / kVector][i % kVector], step);
+    merge(held, other);
+  }
+  if (kWarps == 1) return;
+  __shared__ real_t shared[kWarps][2 + kPieces * kVector][32];
+  const int lane = (int)threadIdx.x % 32;
+  __syncthreads();
+  shared[team.warp()][0][lane] = held.m;
+  shared[team.warp()][1][lane] = held.l;
+#pragma unroll
+  for (int i = 0; i < kPieces * kVector; ++i) shared[team.warp()][2 + i][lane] = held.z[i / kVector][i % kVector];
+  __syncthreads();
+  if (team.warp()) return;
+  for (int warp = 1; warp < kWarps; ++warp) {
+    other.m = shared[warp][0][lane], other.l = shared[warp][1][lane];
+#pragma unroll
+    for (int i = 0; i < kPieces * kVector; ++i) other.z[i / kVector][i % kVector] = shared[warp][2 + i][lane];
+    merge(held, other);
+  }
+}
+
+// Joins what lies there, unless this is the first tile of the graph, and writes. Every lane of a warp calls this.
+__device__ __forceinline__ void finish(const Heads& w, const Attend& a, long long row, const Place& at,
+                                       bool first_group, bool last_of_head, Held& held) {
+  storage_t *state = a.state + row * a.ld_state + at.head, *out = a.out + row * a.ld_out;
+  if (!a.fresh) {
+    Held before;
+    before.m = widen(state[0]), before.l = widen(state[w.heads]);
+    load_own(out, at, before.z);
+    merge(before, held);
+    held = before;
+  }
+  __syncwarp();
+  if (!first_group) return;
+  const bool vectors = rows_aligned(a.out, a.ld_out) && w.cols % kVector == 0;
+  const real_t share = !a.last ? (real_t)1 : held.l == 0 ? (real_t)0 : 1 / held.l;
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) held.z[p][i] *= share;
+    if (at.live[p]) store_columns<kVector>(out + at.column[p], at.left[p], vectors, held.z[p]);
+  }
+  if (at.first && last_of_head) state[0] = narrow(held.m), state[w.heads] = narrow(held.l);
+}
+
+template <int kWarps>
+__device__ __forceinline__ void attend_row(const Heads& w, const Attend& a, long long row, const Team<kWarps>& team) {
+  const unsigned begin = a.edges.indptr ? (unsigned)a.edges.indptr[row] : 0;
+  const unsigned end = a.edges.indptr ? (unsigned)a.edges.indptr[row + 1] : 0;
+  const storage_t* own = a.own + row * a.ld_own;
+  const int each = w.tiles_of_head();
+  for (int tile = 0; tile < w.tiles(team.lanes); ++tile) {
+    const Place at = place(w, team.lane(), team.lanes, tile);
+    Pieces y, weights;
+    if (kDynamic) load_own(own, at, y), load_weights(w, at, weights);
+    const real_t t = kDynamic ? (real_t)0 : widen(own[at.head]);
+    Held held = {-infinity(), 0, {}};
+    int next[kEdges];
+    unsigned k = first_entry(team, begin);
+    if (k < end) look_ahead(a.edges, team, k + group_of_warp(team.lanes), end, next);
+    for (; k < end; k += kEdges * team.groups()) {
+      const unsigned mine = k + group_of_warp(team.lanes);
+      const Flight f = flight(a.edges, team, mine, end, next);
+      Pieces x[kEdges];
+      real_t e[kEdges];
+#pragma unroll
+      for (int j = 0; j < kEdges; ++j) {
+        load_pieces(f.row[j], at, x[j]);
+        if (!kDynamic) e[j] = widen(f.row[j][w.width() + at.head]);
+      }
+      const unsigned kept = kDrops ? kept_weights(w, at, f, w.id_forwards(), a.ids[row], false) : 0;
+#pragma unroll
+      for (int j = 0; j < kEdges; ++j) {
+        if (kDynamic) {
+          Pieces q;
+          for (int i = 0; i < kPieces * kVector; ++i) q[i / kVector][i % kVector] = x[j][i / kVector][i % kVector];
+          add_pieces(q, y);
+          e[j] = score(w, at, weights, q, f.row[j], own);
+        } else {
+          const real_t q = e[j] + t;
+          e[j] = q > 0 ? q : w.slope * q;
+        }
+      }
+      if (kDynamic) sum_heads(w, e);
+      add_edges(w, a.edges.counts, mine, team.groups(), f.there, x, e, kept, held);
+    }
+    combine(team, held);
+    if (team.warp()) continue;
+    finish(w, a, row, at, team.group() == 0, tile % each == each - 1, held);
+  }
+}
+
+// grid  ceil(V / 4), block 128: a warp per row of at most `longest` edges
+extern "C" __global__ void __launch_bounds__(128, kBlocks)
     attend(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows, long long ld,
            const storage_t* own, long long ld_own, storage_t* out, long long ld_out, storage_t* state,
            long long ld_state, const real_t* a, const long long* ids, const long long* clock, unsigned layer,
            unsigned threshold, float keep_scale, int heads, int first_head, int cols, double slope, int fresh, int last,
-           long long num_rows) {
-  const long long row = warp_number() / heads;
-  const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
-  if (row >= num_rows) return;
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols};
-  const long long begin = indptr ? indptr[row] : 0, end = indptr ? indptr[row + 1] : 0;
-  const int scores = a ? 0 : w.width();
-  storage_t* held = state + row * ld_state + head;
-  const real_t m0 = fresh ? -infinity() : widen(held[0]), l0 = fresh ? (real_t)0 : widen(held[heads]);
-  real_t m = m0, l = l0;
-  for (int first = lane; first - lane < cols; first += 32 * kSpan) {
-    storage_t* to = out + row * ld_out + head * cols + first;
-    real_t z[kSpan];
-#pragma unroll
-    for (int j = 0; j < kSpan; ++j) z[j] = !fresh && first + 32 * j < cols ? widen(to[32 * j]) : (real_t)0;
-    m = m0, l = l0;
-    for (long long k = begin; k < end; ++k) {
-      const storage_t* x = rows + indices[k] * ld;
-      const real_t e = score(w, head, x + scores, own + row * ld_own).value;
-      const real_t most = e > m ? e : m, scale = exp_of(m - most), p = times(counts, k, exp_of(e - most));
-      const real_t kept_p = threshold ? p * factor(w, head, number_of(x[w.id_forwards()]), ids[row]) : p;
-      m = most;
-      l = l * scale + p;
-#pragma unroll
-      for (int j = 0; j < kSpan; ++j)
-        if (first + 32 * j < cols) z[j] = z[j] * scale + kept_p * widen(x[head * cols + first + 32 * j]);
-    }
-    const real_t share = !last ? (real_t)1 : l == 0 ? (real_t)0 : 1 / l;
-#pragma unroll
-    for (int j = 0; j < kSpan; ++j)
-      if (first + 32 * j < cols) to[32 * j] = narrow(z[j] * share);
-  }
-  __syncwarp();
-  if (lane == 0) held[0] = narrow(m), held[heads] = narrow(l);
+           int head_lanes, int lanes, const unsigned char* order, long long num_rows, int longest) {
+  const long long row = row_in_order(order, num_rows);
+  if (row >= num_rows || (indptr && indptr[row + 1] - indptr[row] > longest)) return;
+  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols, head_lanes};
+  const Edges edges = {indptr, indices, counts, rows, ld};
+  const Attend x = {edges, own, ld_own, out, ld_out, state, ld_state, ids, fresh, last};
+  attend_row(w, x, row, Team<1>{lanes});
 }
 
-// The triples (z, m, l) of a message [z | m | l], one for each of `index`, join those that lie there.
-// grid  ceil(rows of the message H / 4), block 128
-extern "C" __global__ void __launch_bounds__(128)
-    attend_combine(const int* index, const storage_t* message, long long ld, storage_t* out, long long ld_out,
-                   storage_t* state, long long ld_state, int heads, int cols, long long num_rows) {
-  const long long i = warp_number() / heads;
-  const int head = (int)(warp_number() % heads), width = heads * cols;
-  if (i >= num_rows) return;
-  const storage_t *from = message + i * ld, *m2 = from + width + head;
-  const real_t sum = widen(m2[heads]);
-  if (sum == 0) return;  // no edges there
-  storage_t *to = out + index[i] * ld_out, *held = state + index[i] * ld_state + head;
-  const real_t m = widen(held[0]), l = widen(held[heads]), other = widen(m2[0]), most = other > m ? other : m;
-  const real_t scale = exp_of(m - most), scale2 = exp_of(other - most);
-  for (int c = head * cols + (int)threadIdx.x % 32; c < (head + 1) * cols; c += 32)
-    to[c] = narrow(widen(to[c]) * scale + widen(from[c]) * scale2);
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) held[0] = narrow(most), held[heads] = narrow(l * scale + sum * scale2);
-}
-
-// out[u, :] (+)= gradients of x_u, and of s_u behind it: weights w are computed again, and the gradient of a score is
-// w (kept g_v x_u - d_v) with d_v = g_v z_v by head. rows: what travels backwards; own: what travelled forwards.
-extern "C" __global__ void __launch_bounds__(128)
-    attend_sources(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows,
-                   long long ld, const storage_t* own, long long ld_own, storage_t* out, long long ld_out,
-                   const real_t* a, const long long* ids, const long long* clock, unsigned layer, unsigned threshold,
-                   float keep_scale, int heads, int first_head, int cols, double slope, int fresh, long long num_rows) {
-  const long long row = warp_number() / heads;
-  const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
-  if (row >= num_rows) return;
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols};
-  const int width = w.width(), at = width + heads, begin = head * cols;
-  const storage_t* x = own + row * ld_own;
-  storage_t* to = out + row * ld_out;
-  real_t scored = 0;
-  for (int first = lane; first - lane < cols; first += 32 * kSpan) {
-    real_t sum[kSpan];
-#pragma unroll
-    for (int j = 0; j < kSpan; ++j)
-      sum[j] = !fresh && first + 32 * j < cols ? widen(to[begin + first + 32 * j]) : (real_t)0;
-    scored = 0;
-    for (long long k = indptr[row]; k < indptr[row + 1]; ++k) {
-      const storage_t* message = rows + indices[k] * ld;
-      const Score e = score(w, head, message + at, a ? x : x + width);
-      real_t weight = times(counts, k, softened(w, head, e.value, message));
-      const real_t kept = threshold ? factor(w, head, ids[row], number_of(message[w.maxima() + 2 * heads])) : (real_t)1;
-      const real_t grad = weight * (kept * warp_dot(message + begin, x + begin, cols) - widen(message[width + head]));
-      weight *= kept;
-      scored += e.slope * grad;
-#pragma unroll
-      for (int j = 0; j < kSpan; ++j) {
-        const int c = begin + first + 32 * j;
-        if (first + 32 * j >= cols) break;
-        sum[j] += weight * widen(message[c]);
-        if (a) sum[j] += grad * a[c] * (widen(x[c]) + widen(message[at + c]) > 0 ? (real_t)1 : w.slope);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kSpan; ++j)
-      if (first + 32 * j < cols) to[begin + first + 32 * j] = narrow(sum[j]);
-  }
-  if (!a && lane == 0) to[width + head] = narrow(fresh ? scored : widen(to[width + head]) + scored);
-}
-
-// out[v, :] (+)= the gradient of t_v or y_v; beside storage [V, D] (+)= that of a, by row, of GATv2. rows: what travels
-// forwards; own: what travelled backwards.
-extern "C" __global__ void __launch_bounds__(128)
-    attend_destinations(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows,
-                        long long ld, const storage_t* own, long long ld_own, storage_t* out, long long ld_out,
-                        storage_t* beside, long long ld_beside, const real_t* a, const long long* ids,
-                        const long long* clock, unsigned layer, unsigned threshold, float keep_scale, int heads,
-                        int first_head, int cols, double slope, int fresh, long long num_rows) {
-  const long long row = warp_number() / heads;
-  const int head = (int)(warp_number() % heads), lane = (int)threadIdx.x % 32;
-  if (row >= num_rows) return;
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols};
-  const int width = w.width(), at = width + heads, begin = head * cols;
-  const storage_t* message = own + row * ld_own;
-  storage_t *to = out + row * ld_out, *other = a ? beside + row * ld_beside : nullptr;
-  real_t scored = 0;
-  for (int first = lane; first - lane < (a ? cols : 1); first += 32 * kSpan) {
-    real_t sum[kSpan] = {}, values[kSpan] = {};
-    scored = 0;
-    for (long long k = indptr[row]; k < indptr[row + 1]; ++k) {
-      const storage_t* x = rows + indices[k] * ld;
-      const Score e = score(w, head, a ? x : x + width, message + at);
-      const real_t weight = times(counts, k, softened(w, head, e.value, message));
-      const real_t kept = threshold ? factor(w, head, number_of(x[w.id_forwards()]), ids[row]) : (real_t)1;
-      const real_t grad = weight * (kept * warp_dot(message + begin, x + begin, cols) - widen(message[width + head]));
-      scored += e.slope * grad;
-#pragma unroll
-      for (int j = 0; j < kSpan; ++j) {
-        const int c = begin + first + 32 * j;
-        if (!a || first + 32 * j >= cols) break;
-        const real_t q = widen(x[c]) + widen(message[at + c]), r = q > 0 ? (real_t)1 : w.slope;
-        sum[j] += grad * a[c] * r;
-        values[j] += grad * r * q;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kSpan; ++j) {
-      const int c = begin + first + 32 * j;
-      if (!a || first + 32 * j >= cols) break;
-      to[c] = narrow(fresh ? sum[j] : widen(to[c]) + sum[j]);
-      other[c] = narrow(fresh ? values[j] : widen(other[c]) + values[j]);
-    }
-  }
-  if (!a && lane == 0) to[head] = narrow(fresh ? scored : widen(to[head]) + scored);
-}
-
-// out[v, h] = the sum over the columns of head h of x[v, :] y[v, :]; y of stride 0 is one row for all.
-// grid  ceil(V H / 4), block 128
-extern "C" __global__ void __launch_bounds__(128)
-    head_dots(const storage_t* x, long long ld_x, const storage_t* y, long long ld_y, storage_t* out, long long ld_out,
-              int heads, int cols, long long num_rows) {
-  const long long row = warp_number() / heads;
-  const int head = (int)(warp_number() % heads);
-  if (row >= num_rows) return;
-  const real_t sum = warp_dot(x + row * ld_x + head * cols, y + row * ld_y + head * cols, cols);
-  if (threadIdx.x % 32 == 0) out[row * ld_out + head] = narrow(sum);
+// grid  num_long + hubs, block 512: a block per longer row
+extern "C" __global__ void __launch_bounds__(512, 1)
+    attend_long(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows, long long ld,
+                const storage_t* own, long long ld_own, storage_t* out, long long ld_out, storage_t* state,
+                long long ld_state, const real_t* a, const long long* ids, const long long* clock, unsigned layer,
+                unsigned threshold, float keep_scale, int heads, int first_head, int cols, double slope, int fresh,
+                int last, int head_lanes, int lanes, const int* long_rows, int num_long, const int* hubs) {
+  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols, head_lanes};
+  const Edges edges = {indptr, indices, counts, rows, ld};
+  const Attend x = {edges, own, ld_own, out, ld_out, state, ld_state, ids, fresh, last};
+  attend_row(w, x, long_row(long_rows, num_long, hubs), Team<kWarpsOfLong>{lanes});
 }

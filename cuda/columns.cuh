@@ -21,6 +21,21 @@ __device__ __forceinline__ void load_columns(const storage_t* p, int left, bool 
   }
 }
 
+// x = kVector columns at p, of which `left`, at least one, are the row's: no load hangs on a condition, so that those
+// of several rows are under way together. With -DMGGCN_TIGHT pieces may be unaligned or end behind the row; without it
+// what is behind is read.
+__device__ __forceinline__ void load_piece(const storage_t* p, int left, real_t (&x)[kVector]) {
+#ifdef MGGCN_TIGHT
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    const real_t value = widen(p[i < left ? i : 0]);
+    x[i] = i < left ? value : (real_t)0;
+  }
+#else
+  load_vector(p, x);
+#endif
+}
+
 // The same of results that lie there.
 template <int W>
 __device__ __forceinline__ void load_out_columns(const out_t* p, int left, bool aligned, real_t (&x)[W]) {

@@ -78,3 +78,11 @@ __device__ __forceinline__ void store_vector(storage_t* p, const real_t (&x)[kVe
 }
 
 __device__ __forceinline__ real_t larger(real_t a, real_t b) { return a < b ? b : a; }
+
+__device__ __forceinline__ real_t exp_of(real_t x) {
+#if defined(MGGCN_F64)
+  return exp(x);
+#else
+  return expf(x);
+#endif
+}

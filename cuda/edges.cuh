@@ -1,9 +1,10 @@
-// What the passes over edges share: edges grouped by one of their ends, operands, and the threads that share a row.
+// What the passes over edges share: edges grouped by one of their ends, and operands.
 // Rows are the destinations (place == null), whose entry k is edge k; or the sources, whose entry k is the edge at
 // place place[k] of its destination's row. Operands of edges have their rows in that order, or at edge_ids of it if
 // given. Twin: cpu/edges.h.
 #pragma once
 #include "columns.cuh"
+#include "teams.cuh"
 
 enum Of { kSource = 0, kDestination = 1, kEdge = 2 };
 
@@ -39,24 +40,4 @@ __device__ __forceinline__ void load_operand(const Operand& o, const EdgeRows& r
   const real_t one = widen(*p);
 #pragma unroll
   for (int d = 0; d < kVector; ++d) x[d] = one;
-}
-
-// The threads that share a row: kWarps warps in groups of `lanes` (a power of two), each lane with kVector columns of a
-// tile. A group takes every groups()-th entry of the row, so that order and sums depend on nothing but shapes.
-template <int kWarps>
-struct Team {
-  int lanes;
-  __device__ __forceinline__ int lane() const { return (int)threadIdx.x % lanes; }
-  __device__ __forceinline__ int group() const { return (int)threadIdx.x % (32 * kWarps) / lanes; }
-  __device__ __forceinline__ int groups() const { return 32 * kWarps / lanes; }
-  __device__ __forceinline__ int warp() const { return kWarps == 1 ? 0 : (int)threadIdx.x / 32; }
-};
-
-constexpr int kWarpsOfBlock = 4;  // rows of a block whose rows are a warp each
-constexpr int kWarpsOfLong = 16;  // of a block that has one long row
-
-// The row of a block of long ones: first those of long_rows, then the hubs, which are the first of four numbers each.
-__device__ __forceinline__ long long long_row(const int* long_rows, int num_long, const int* hubs) {
-  const int block = (int)blockIdx.x;
-  return block < num_long ? long_rows[block] : hubs[4 * (block - num_long)];
 }

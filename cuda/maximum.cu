@@ -5,78 +5,148 @@
 // out   storage [V, D], winners likewise: numbers, kNobody without entries. After the last tile such a row is 0.
 //       NaN: the first vertex's is the maximum.
 // moves per entry 4 bytes of index and (D + 1) sizeof storage, per row 2 D sizeof storage
-// grid  ceil(V / 4), block 128: a warp per row, a lane per column. No atomics: bitwise repeatable. Not measured; a
-//       hub is one warp's work. Twin: cpu/maximum.cpp.
-// maximum_combine: the same of whole rows with their winners, one for each of `index`.
-// maximum_grad: out[u, :] (+)= g[v, :] of the edges u -> v where winners[v, :] is u; rows [N, 2 D] are [g | winners].
-//               Parallel edges, which lie side by side, count once. Eight blocks of it per multiprocessor: up to 64
-//               registers, where a compiler that aims at 32 spills one.
+// sums  kEdges entries in flight for each group of `lanes` lanes, each with kPieces pieces of 16 bytes. Any order gives
+// the
+//       same (take): bitwise repeatable, no atomics. A row of n entries takes n / kEdges steps of a warp, a long one
+//       n / (16 kEdges) of a block. Not measured. Twin: cpu/maximum.cpp.
+// -DMGGCN_TIGHT: pieces are not aligned, or end behind what may be read of a row
+#include "columns.cuh"
+#include "teams.cuh"
 #include "vertex_numbers.cuh"
 
+#ifndef MGGCN_PIECES
+#define MGGCN_PIECES 1
+#endif
+constexpr int kPieces = kVector > 4 ? 1 : MGGCN_PIECES, kEdges = 4;
+
 struct Held {
-  real_t value;
-  number_t winner;
+  real_t value[kPieces][kVector];
+  number_t winner[kPieces][kVector];
 };
 
-__device__ __forceinline__ void take(real_t x, number_t id, Held& held) {
-  const bool first = id < held.winner;
-  if (x > held.value || (x == held.value && first) || (x != x && (held.value == held.value || first)))
-    held.value = x, held.winner = id;
+struct Rows {
+  const long long* indptr;
+  const int* indices;
+  const storage_t* rows;
+  long long ld;
+  int cols;
+};
+
+// What the groups of a team hold, in the first one.
+template <int kWarps>
+__device__ __forceinline__ void combine(const Team<kWarps>& team, Held& held) {
+  for (int step = team.lanes; step < 32; step *= 2)
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p)
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const real_t value = __shfl_xor_sync(kFullWarp, held.value[p][i], step);
+        const number_t winner = __shfl_xor_sync(kFullWarp, held.winner[p][i], step);
+        take(value, winner, held.value[p][i], held.winner[p][i]);
+      }
+  if (kWarps == 1) return;
+  __shared__ real_t values[kWarps][kPieces][kVector][32];
+  __shared__ number_t winners[kWarps][kPieces][kVector][32];
+  const int lane = (int)threadIdx.x % 32;
+  __syncthreads();
+#pragma unroll
+  for (int p = 0; p < kPieces; ++p)
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      values[team.warp()][p][i][lane] = held.value[p][i];
+      winners[team.warp()][p][i][lane] = held.winner[p][i];
+    }
+  __syncthreads();
+  if (team.warp()) return;
+  for (int warp = 1; warp < kWarps; ++warp)
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p)
+#pragma unroll
+      for (int i = 0; i < kVector; ++i)
+        take(values[warp][p][i][lane], winners[warp][p][i][lane], held.value[p][i], held.winner[p][i]);
 }
 
+// Joins what lies there, unless this is the first tile of the graph, and writes.
+__device__ __forceinline__ void store(storage_t* to, storage_t* whose, int left, bool vectors, int fresh, int last,
+                                      real_t (&value)[kVector], number_t (&winner)[kVector]) {
+  real_t numbers[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    if (!fresh && i < left) take(widen(to[i]), number_of(whose[i]), value[i], winner[i]);
+    if (last && winner[i] == kNobody) value[i] = 0;
+    numbers[i] = widen(as_storage(winner[i]));
+  }
+  store_columns<kVector>(to, left, vectors, value);
+  store_columns<kVector>(whose, left, vectors, numbers);
+}
+
+template <int kWarps>
+__device__ __forceinline__ void maximum_of_row(const Rows& a, storage_t* out, storage_t* winners, bool vectors,
+                                               int fresh, int last, long long row, const Team<kWarps>& team) {
+  const long long begin = a.indptr ? a.indptr[row] : 0, end = a.indptr ? a.indptr[row + 1] : 0;
+  const int step = team.lanes * kVector;
+  for (int tile = 0; tile < a.cols; tile += kPieces * step) {
+    int column[kPieces];
+    Held held;
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      column[p] = tile + p * step + team.lane() * kVector;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) held.value[p][i] = -infinity(), held.winner[p][i] = kNobody;
+    }
+    for (long long k = begin + team.group(); k < end; k += kEdges * team.groups()) {
+      real_t x[kEdges][kPieces][kVector];
+      number_t id[kEdges];
+#pragma unroll
+      for (int j = 0; j < kEdges; ++j) {
+        // Behind the end the first of these again, which changes nothing.
+        const long long other = k + (long long)j * team.groups();
+        const storage_t* from = a.rows + a.indices[other < end ? other : k] * a.ld;
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p) {
+          const int at = column[p] < a.cols ? column[p] : 0;
+          load_piece(from + at, a.cols - at, x[j][p]);
+        }
+        id[j] = number_of(from[a.cols]);
+      }
+#pragma unroll
+      for (int j = 0; j < kEdges; ++j)
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p)
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) take(x[j][p][i], id[j], held.value[p][i], held.winner[p][i]);
+    }
+    __syncwarp();
+    combine(team, held);
+    if (team.group()) continue;
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p)
+      if (column[p] < a.cols)
+        store(out + column[p], winners + column[p], a.cols - column[p], vectors, fresh, last, held.value[p],
+              held.winner[p]);
+  }
+}
+
+// grid  ceil(V / 4), block 128: a warp per row of at most `longest` entries
 extern "C" __global__ void __launch_bounds__(128)
     maximum(const long long* indptr, const int* indices, const storage_t* rows, long long ld, storage_t* out,
-            long long ld_out, storage_t* winners, long long ld_winners, int cols, int fresh, int last,
-            long long num_rows) {
-  const long long row = warp_number();
-  if (row >= num_rows) return;
-  const long long begin = indptr ? indptr[row] : 0, end = indptr ? indptr[row + 1] : 0;
-  for (int column = (int)threadIdx.x % 32; column < cols; column += 32) {
-    storage_t *to = out + row * ld_out + column, *whose = winners + row * ld_winners + column;
-    Held held = {-infinity(), kNobody};
-    if (!fresh) held.value = widen(*to), held.winner = number_of(*whose);
-    for (long long k = begin; k < end; ++k) {
-      const storage_t* x = rows + indices[k] * ld;
-      take(widen(x[column]), number_of(x[cols]), held);
-    }
-    *to = narrow(last && held.winner == kNobody ? (real_t)0 : held.value);
-    *whose = as_storage(held.winner);
-  }
+            long long ld_out, storage_t* winners, long long ld_winners, int cols, int fresh, int last, int lanes,
+            const unsigned char* order, long long num_rows, int longest) {
+  const long long row = row_in_order(order, num_rows);
+  if (row >= num_rows || (indptr && indptr[row + 1] - indptr[row] > longest)) return;
+  const Rows a = {indptr, indices, rows, ld, cols};
+  const bool vectors = rows_aligned(out, ld_out) && rows_aligned(winners, ld_winners);
+  maximum_of_row(a, out + row * ld_out, winners + row * ld_winners, vectors, fresh, last, row, Team<1>{lanes});
 }
 
-// grid  ceil(rows of the message / 4), block 128
-extern "C" __global__ void __launch_bounds__(128)
-    maximum_combine(const int* index, const storage_t* message, long long ld, storage_t* out, long long ld_out,
-                    storage_t* winners, long long ld_winners, int cols, long long num_rows) {
-  const long long i = warp_number();
-  if (i >= num_rows) return;
-  for (int column = (int)threadIdx.x % 32; column < cols; column += 32) {
-    const storage_t* x = message + i * ld + column;
-    storage_t *to = out + index[i] * ld_out + column, *whose = winners + index[i] * ld_winners + column;
-    Held held = {widen(*to), number_of(*whose)};
-    take(widen(x[0]), number_of(x[cols]), held);
-    *to = narrow(held.value);
-    *whose = as_storage(held.winner);
-  }
-}
-
-extern "C" __global__ void __launch_bounds__(128, 8)
-    maximum_grad(const long long* indptr, const int* indices, const storage_t* rows, long long ld, const long long* ids,
-                 storage_t* out, long long ld_out, int cols, int fresh, long long num_rows) {
-  const long long row = warp_number();
-  if (row >= num_rows) return;
-  const long long begin = indptr[row], end = indptr[row + 1];
-  const number_t mine = (number_t)ids[row];
-  for (int column = (int)threadIdx.x % 32; column < cols; column += 32) {
-    storage_t* to = out + row * ld_out + column;
-    real_t sum = fresh ? (real_t)0 : widen(*to);
-    int before = -1;
-    for (long long k = begin; k < end; ++k) {
-      const int v = indices[k];
-      const storage_t* x = rows + v * ld + column;
-      if (v != before && number_of(x[cols]) == mine) sum += widen(x[0]);
-      before = v;
-    }
-    *to = narrow(sum);
-  }
+// grid  num_long + hubs, block 512: a block per longer row
+extern "C" __global__ void __launch_bounds__(512, 1)
+    maximum_long(const long long* indptr, const int* indices, const storage_t* rows, long long ld, storage_t* out,
+                 long long ld_out, storage_t* winners, long long ld_winners, int cols, int fresh, int last, int lanes,
+                 const int* long_rows, int num_long, const int* hubs) {
+  const long long row = long_row(long_rows, num_long, hubs);
+  const Rows a = {indptr, indices, rows, ld, cols};
+  const bool vectors = rows_aligned(out, ld_out) && rows_aligned(winners, ld_winners);
+  maximum_of_row(a, out + row * ld_out, winners + row * ld_winners, vectors, fresh, last, row,
+                 Team<kWarpsOfLong>{lanes});
 }

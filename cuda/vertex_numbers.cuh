@@ -24,9 +24,11 @@ __device__ __forceinline__ number_t number_of(storage_t x) { return __float_as_i
 __device__ __forceinline__ storage_t as_storage(number_t x) { return __int_as_float(x); }
 #endif
 
-constexpr int kWarpsOfBlock = 4;
-
-// The place of this warp in the grid.
-__device__ __forceinline__ long long warp_number() { return blockIdx.x * (long long)kWarpsOfBlock + threadIdx.x / 32; }
-
 __device__ __forceinline__ real_t infinity() { return (real_t)__int_as_float(0x7f800000); }
+
+// The larger of two values, of equal ones that of the lower number; NaN is the largest. An order of all values, so that
+// any tree of them gives the same.
+__device__ __forceinline__ void take(real_t x, number_t id, real_t& value, number_t& winner) {
+  const bool first = id < winner;
+  if (x > value || (x == value && first) || (x != x && (value == value || first))) value = x, winner = id;
+}

@@ -14,8 +14,10 @@ from tests.backend.cases import BATTERY, NAMES, Case, clock, host, padded, real_
 from tests.reference import philox
 
 SEED, EPOCH, SITE, SLOPE = 90210, 7, 3, 0.2
-SHAPES = [(1, 5), (4, 16), (3, 41)]
-"""Heads and columns of a head: fewer than a vector, whole vectors, and with a rest; more columns than a warp's lanes."""
+SHAPES = [(1, 5), (4, 16), (3, 41), (9, 8), (2, 260)]
+"""Heads and columns of a head: fewer than a vector, whole vectors, and with a rest; more heads than a mask's word or a
+warp's lanes have room for; more columns than a warp's lanes have.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +72,12 @@ def test_maximum(backend: KernelBackend, case: Case, order: str, ties: bool) -> 
     """Fails if a tile overwrites the largest value so far, of equal ones another than the lowest number wins, or parallel
     edges from a winner count twice.
     """
-    pattern, cols, rng = case.adj.toarray() != 0, 37, np.random.default_rng(5)
+    check_maximum(backend, case.adj.toarray() != 0, 37, order, ties=ties)
+
+
+def check_maximum(backend: KernelBackend, pattern: np.ndarray, cols: int, order: str, *, ties: bool) -> None:
+    """Compare the maximum and its gradient with the dense formula. pattern (V, N)."""
+    rng = np.random.default_rng(5)
     entries = pattern * rng.integers(1, 3, pattern.shape)
     num_rows, n = pattern.shape
     x = (rng.integers(-2, 2, (n, cols)) if ties else rng.normal(size=(n, cols))).astype(np.float32)
@@ -122,10 +129,16 @@ class Problem:
     """Attention on one matrix, by hand in float64 with torch.autograd. pattern (V, N)."""
 
     def __init__(
-        self, backend: KernelBackend, case: Case, shape: tuple[int, int], dynamic: bool, p: float, scale: float
+        self,
+        backend: KernelBackend,
+        pattern: np.ndarray,
+        shape: tuple[int, int],
+        dynamic: bool,
+        p: float = 0.0,
+        scale: float = 1.0,
     ) -> None:
         self.backend, self.dynamic, (self.heads, self.cols) = backend, dynamic, shape
-        self.pattern = case.adj.toarray() != 0
+        self.pattern = pattern
         (v, n), rng = self.pattern.shape, np.random.default_rng(17)
         width = self.heads * self.cols
 
@@ -228,17 +241,22 @@ def test_attention(
     backend: KernelBackend, case: Case, order: str, shape: tuple[int, int], dynamic: bool, p: float
 ) -> None:
     """Fails if a tile is not rescaled, a weight is normed twice, a mask depends on the tile, or a gradient loses a part."""
-    problem = Problem(backend, case, shape, dynamic, p, 1.0)
+    check_attention(Problem(backend, case.adj.toarray() != 0, shape, dynamic, p), order)
+
+
+def check_attention(problem: Problem, order: str) -> None:
+    """Compare all passes with autograd of the dense formula."""
     expected, found = problem.reference(), problem.run(order)
     for name, value in found.items():
         scale = max(np.abs(expected[name]).max(initial=0), 1.0)
-        np.testing.assert_allclose(value / scale, expected[name] / scale, **tolerance(backend), err_msg=name)
+        close = tolerance(problem.backend)
+        np.testing.assert_allclose(value / scale, expected[name] / scale, **close, err_msg=name)
 
 
 @pytest.mark.parametrize("order", ["whole", "backwards"])
 def test_huge_scores(backend: KernelBackend, order: str) -> None:
     """Fails if weights are computed from exp of a score, or from m + log l, which forgets l beside a large m."""
-    problem = Problem(backend, BATTERY[2], (4, 5), False, 0.0, 1e30)
+    problem = Problem(backend, BATTERY[2].adj.toarray() != 0, (4, 5), False, scale=1e30)
     problem.s[:] = 1e30  # all equal: the weights are one over the degree
     expected, found = problem.reference(), problem.run(order)
     for name in ("z", "x"):
@@ -249,7 +267,7 @@ def test_huge_scores(backend: KernelBackend, order: str) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_triples_combine(backend: KernelBackend, dynamic: bool) -> None:
     """Fails if partial results of two ranks do not give the whole: the copies of a split vertex have some edges each."""
-    problem = Problem(backend, BATTERY[-1], (3, 11), dynamic, 0.0, 3.0)
+    problem = Problem(backend, BATTERY[-1].adj.toarray() != 0, (3, 11), dynamic, scale=3.0)
     rows, own, (v, n) = problem.forwards(), device_rows(backend, problem.own), problem.pattern.shape
     heads, parts = problem.of(problem.ids), []
     for columns in (np.arange(n // 4), np.arange(n // 4, n)):

@@ -11,12 +11,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mggcn.backend.base import Sparse
+from mggcn.backend.base import Dropout, Sparse
 from mggcn.backend.cuda.kernels import TYPE_OPTIONS, Kernels, folder
+from mggcn.backend.cuda.neighbours import CudaNeighbours
 from mggcn.backend.cuda.sizes import H100
 from mggcn.backend.cuda.spmm import OwnSpmm, make_schedule
 from mggcn.backend.cuda.variants import Variant, sliced
 from mggcn.backend.gather_rates import SLICES
+from mggcn.backend.neighbours import Heads
 
 WIDTHS = (16, 41, 64, 128, 256, 512)
 """The widths that are measured (bench/)."""
@@ -25,6 +27,7 @@ LADDER_WIDTH = 64
 TWO_TYPES = {torch.float32: "-DMGGCN_OUT_BF16", torch.bfloat16: "-DMGGCN_OUT_REAL"}
 """Options for results of another type than storage (cuda/out.cuh)."""
 LADDER: tuple[Literal["simple", "groups"], ...] = ("simple", "groups")
+HEADS = (1, 4)
 ROWS, NNZ = 4, 64
 
 
@@ -60,7 +63,7 @@ class Listener:
 
 def all_units(widths: Iterable[int] = WIDTHS) -> list[Unit]:
     """Return what runs of these widths ask for, in every storage type."""
-    return sorted({*_plain_units(), *_spmm_units(widths)})
+    return sorted({*_plain_units(), *_spmm_units(widths), *_neighbour_units(widths)})
 
 
 def samples(units: Iterable[Unit]) -> list[Unit]:
@@ -75,7 +78,7 @@ def samples(units: Iterable[Unit]) -> list[Unit]:
 def _plain_units() -> Iterator[Unit]:
     """Files whose launchers have no further options but the type of results."""
     for path in sorted(folder().glob("*.cu")):
-        if not path.name.startswith("spmm"):
+        if not path.name.startswith(("spmm", "attention", "maximum", "neighbour")):
             yield from (Unit(path, (option,)) for option in TYPE_OPTIONS.values())
     yield from (Unit(folder() / "rows.cu", (TYPE_OPTIONS[dtype], option)) for dtype, option in TWO_TYPES.items())
     yield Unit(folder() / "columns.cu", (TYPE_OPTIONS[torch.float32], TWO_TYPES[torch.float32]))
@@ -97,6 +100,30 @@ def _spmm_units(widths: Iterable[int]) -> set[Unit]:
             for kernel in LADDER if width == LADDER_WIDTH else ():
                 variant = Variant(kernel, 8, 1, 4, aligned)
                 own.multiply(adj, h, out, accumulate=False, epilogue=None, variant=variant)
+    return listener.heard
+
+
+def _neighbour_units(widths: Iterable[int]) -> set[Unit]:
+    """What attention and the maximum ask for: by type, heads, scores, dropout and alignment, and rows without edges."""
+    listener = Listener()
+    for dtype, width, aligned in product(TYPE_OPTIONS, widths, (True, False)):
+        kernels, matrix = CudaNeighbours(Kernels(listener, dtype)), _matrix(weighted=False)
+        wide = torch.empty(ROWS, _stride(4 * width, dtype, aligned), dtype=dtype)
+        rows = wide[:, :width]
+        kernels.maximum(matrix, rows, rows, rows, begins=True, ends=True)
+        kernels.maximum_grad(matrix, rows, torch.empty(ROWS), rows, begins=True)
+        kernels.maximum_combine(rows, torch.empty(ROWS), rows, rows)
+        for heads, dynamic, drops in product(HEADS, (False, True), (False, True)):
+            if dynamic != drops and dtype != torch.float32:
+                continue
+            a = torch.empty(width) if dynamic else None
+            drop = Dropout(0.5, torch.empty(2), 0) if drops else None
+            how = Heads(heads, -(-width // heads), 0.2, a, drop, torch.empty(ROWS))
+            kernels.attend(how, matrix, wide, rows, rows, rows, begins=True, ends=True)
+            kernels.attend_sources(how, matrix, wide, rows, rows, begins=True)
+            kernels.attend_destinations(how, matrix, wide, rows, rows, rows if dynamic else None, begins=True)
+            kernels.attend_combine(how, rows, torch.empty(ROWS), rows, rows)
+        kernels.head_dots(rows, rows, rows[:, :1])
     return listener.heard
 
 

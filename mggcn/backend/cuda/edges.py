@@ -15,7 +15,7 @@ from mggcn.backend.edges import OFS, OPS, PARTIALS, REDUCERS, EdgeGradient, Edge
 
 BLOCK = 128
 ROWS_OF_BLOCK = 4
-"""kWarpsOfBlock of cuda/edges.cuh: a warp per row."""
+"""kWarpsOfBlock of cuda/teams.cuh: a warp per row."""
 LONG_BLOCK = 512
 """kWarpsOfLong warps: a block per long row."""
 UNROLL = 8

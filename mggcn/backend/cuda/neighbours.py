@@ -1,18 +1,48 @@
-"""Maximum and attention on a GPU: launches of cuda/maximum.cu and cuda/attention.cu, a warp per row, or row and head."""
+"""Maximum and attention on a GPU: launches of cuda/maximum*.cu, cuda/attention*.cu and cuda/neighbour_rows.cu.
+
+Rows are walked by a warp each, those of more than Schedule.limit entries by a block each, which is launched first. Every
+grid, block and option is a pure function of shapes, types, alignments and the matrix's schedule.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from mggcn.backend.cuda.edges import BLOCK, LONG_BLOCK, ROWS_OF_BLOCK, UNROLL, lanes
 from mggcn.backend.cuda.kernels import Kernels, strided
+from mggcn.backend.cuda.spmm import Schedule, is_aligned
 from mggcn.backend.neighbours import Heads
 from mggcn.backend.sparse import Sparse
 
-BLOCK = 128
-WARPS = 4
-"""kWarpsOfBlock of cuda/vertex_numbers.cuh."""
+PIECES = 2
+"""Most pieces of 16 bytes that a lane has of a row at a time."""
+MOST = 2**31 - 1
+
+
+SHARED = 4
+"""Least lanes of a head under dropout, whose masks they share: most edges in flight (kEdges of cuda/attention.cuh)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How a warp's lanes share a row of heads; see cuda/attention.cuh."""
+
+    pieces: int
+    head: int
+    """Lanes of a head, a power of two."""
+    group: int
+    """Lanes of an edge: of the heads that are computed side by side."""
+
+
+def lanes_of(heads: int, cols: int, itemsize: int, *, drops: bool) -> Lanes:
+    """Return the lanes for so many heads of so many columns. A lane's first piece lies beside its neighbour's, 32 bytes."""
+    vectors, least = -(-cols * itemsize // 16), SHARED if drops else 1
+    pieces = PIECES if itemsize == 4 and max(2, least) < vectors <= 32 * PIECES else 1
+    head = max(least, min(32, _power(-(-vectors // pieces))))
+    return Lanes(pieces, head, min(32, _power(heads) * head))
 
 
 class CudaNeighbours:
@@ -21,25 +51,60 @@ class CudaNeighbours:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def _launch(self, file: str, kernel: str, warps: int, *args: Any) -> None:
-        self._kernels.launch(file, kernel, (-(-warps // WARPS),), (BLOCK,), *args)
+    def _by_rows(
+        self, file: str, kernel: str, matrix: Sparse | None, rows: int, args: tuple[Any, ...], options: tuple[str, ...]
+    ) -> None:
+        """Launch a block per long row, then a warp per other one, the longest of a window first."""
+        order, longest = None, MOST
+        if matrix is not None:
+            plan: Schedule = matrix.schedule
+            num_long, hubs = plan.num_long(UNROLL), plan.hubs.shape[0]
+            order, longest = plan.order, plan.limit(UNROLL)
+            long = (plan.long_rows, num_long, plan.hubs)
+            grid = (num_long + hubs,)
+            self._kernels.launch(file, f"{kernel}_long", grid, (LONG_BLOCK,), *args, *long, options=options)
+        short = (order, rows, longest)
+        grid = (-(-rows // ROWS_OF_BLOCK),)
+        self._kernels.launch(file, kernel, grid, (BLOCK,), *args, *short, options=options)
+
+    def _by_warps(self, kernel: str, warps: int, *args: Any) -> None:
+        self._kernels.launch("neighbour_rows", kernel, (-(-warps // ROWS_OF_BLOCK),), (BLOCK,), *args)
 
     def maximum(
         self, matrix: Sparse | None, rows: Tensor, out: Tensor, winners: Tensor, *, begins: bool, ends: bool
     ) -> None:
         num_rows, cols = out.shape
-        args = (*_entries(matrix), *strided(rows), *strided(out), *strided(winners), cols)
-        self._launch("maximum", "maximum", num_rows, *args, int(begins), int(ends), num_rows)
+        # Pieces may end among the columns behind the last, if those are the row's.
+        whole = is_aligned(rows) and -(-cols * rows.itemsize // 16) * 16 <= rows.stride(0) * rows.itemsize
+        args = (*_entries(matrix), *strided(rows), *strided(out), *strided(winners), cols, int(begins), int(ends))
+        self._by_columns("maximum", "maximum", matrix, num_rows, cols, args, rows.itemsize, whole=whole)
 
     def maximum_combine(self, message: Tensor, index: Tensor, out: Tensor, winners: Tensor) -> None:
         count = index.shape[0]
         args = (index, *strided(message), *strided(out), *strided(winners), out.shape[1], count)
-        self._launch("maximum", "maximum_combine", count, *args)
+        self._by_warps("maximum_combine", count, *args)
 
     def maximum_grad(self, matrix: Sparse, rows: Tensor, ids: Tensor, out: Tensor, *, begins: bool) -> None:
         num_rows, cols = out.shape
-        args = (*_entries(matrix), *strided(rows), ids, *strided(out), cols, int(begins), num_rows)
-        self._launch("maximum", "maximum_grad", num_rows, *args)
+        whole = is_aligned(rows) and cols * rows.itemsize % 16 == 0
+        args = (*_entries(matrix), *strided(rows), ids, *strided(out), cols, int(begins))
+        self._by_columns("maximum_grad", "maximum_grad", matrix, num_rows, cols, args, rows.itemsize, whole=whole)
+
+    def _by_columns(
+        self,
+        file: str,
+        kernel: str,
+        matrix: Sparse | None,
+        rows: int,
+        cols: int,
+        args: tuple[Any, ...],
+        itemsize: int,
+        *,
+        whole: bool,
+    ) -> None:
+        """Launch a kernel whose lanes have columns of a row side by side. whole: pieces of 16 bytes may be loaded."""
+        options = _options(PIECES if cols * itemsize > 32 * 16 else 1, {"TIGHT": not whole})
+        self._by_rows(file, kernel, matrix, rows, (*args, lanes(cols, itemsize)), options)
 
     def attend(
         self,
@@ -53,17 +118,19 @@ class CudaNeighbours:
         begins: bool,
         ends: bool,
     ) -> None:
-        self._attend("attend", heads, matrix, rows, own, out, *strided(state), flags=(begins, ends))
+        self._attend("attention", "attend", heads, matrix, rows, own, out, *strided(state), flags=(begins, ends))
 
     def attend_combine(self, heads: Heads, message: Tensor, index: Tensor, out: Tensor, state: Tensor) -> None:
         count = index.shape[0]
         args = (index, *strided(message), *strided(out), *strided(state), heads.heads, heads.cols, count)
-        self._launch("attention", "attend_combine", count * heads.heads, *args)
+        self._by_warps("attend_combine", count * heads.heads, *args)
 
     def attend_sources(
         self, heads: Heads, matrix: Sparse, rows: Tensor, own: Tensor, out: Tensor, *, begins: bool
     ) -> None:
-        self._attend("attend_sources", heads, matrix, rows, own, out, flags=(begins,))
+        # y of GATv2 lies behind g and d.
+        whole = heads.a is None or (heads.cols + 1) * heads.heads * rows.itemsize % 16 == 0
+        self._attend("attention_grad", "attend_sources", heads, matrix, rows, own, out, flags=(begins,), whole=whole)
 
     def attend_destinations(
         self,
@@ -77,10 +144,11 @@ class CudaNeighbours:
         begins: bool,
     ) -> None:
         second = (None, 0) if beside is None else strided(beside)
-        self._attend("attend_destinations", heads, matrix, rows, own, out, *second, flags=(begins,))
+        self._attend("attention_grad", "attend_destinations", heads, matrix, rows, own, out, *second, flags=(begins,))
 
     def _attend(
         self,
+        file: str,
         kernel: str,
         heads: Heads,
         matrix: Sparse | None,
@@ -89,16 +157,32 @@ class CudaNeighbours:
         out: Tensor,
         *beside: Tensor | int | None,
         flags: tuple[bool, ...],
+        whole: bool = True,
     ) -> None:
+        """whole: pieces of 16 bytes of a row's further fields may be loaded, if those of its first may."""
+        drops = heads.dropout is not None
+        found = lanes_of(heads.heads, heads.cols, rows.itemsize, drops=drops)
+        tight = not (whole and is_aligned(rows) and heads.cols * rows.itemsize % 16 == 0)
+        wide = heads.cols * rows.itemsize > found.pieces * found.head * 16
+        named = {"DYNAMIC": heads.a is not None, "DROPS": drops, "TIGHT": tight, "WIDE": wide}
         tensors = (*_entries(matrix), heads.counts(matrix), *strided(rows), *strided(own), *strided(out), *beside)
-        args = (*tensors, *_heads(heads), *map(int, flags), out.shape[0])
-        self._launch("attention", kernel, out.shape[0] * heads.heads, *args)
+        args = (*tensors, *_heads(heads), *map(int, flags), found.head, found.group)
+        self._by_rows(file, kernel, matrix, out.shape[0], args, _options(found.pieces, named))
 
     def head_dots(self, x: Tensor, y: Tensor, out: Tensor) -> None:
         num_rows, heads = out.shape
         pitch = y.stride(0) if y.dim() == 2 else 0
         args = (*strided(x), y, pitch, *strided(out), heads, x.shape[1] // heads, num_rows)
-        self._launch("attention", "head_dots", num_rows * heads, *args)
+        self._by_warps("head_dots", num_rows * heads, *args)
+
+
+def _options(pieces: int, named: dict[str, bool]) -> tuple[str, ...]:
+    return (f"-DMGGCN_PIECES={pieces}", *(f"-DMGGCN_{name}" for name, on in named.items() if on))
+
+
+def _power(count: int) -> int:
+    """Return the least power of two from `count` on."""
+    return 1 << (count - 1).bit_length()
 
 
 def _entries(matrix: Sparse | None) -> tuple[Tensor | None, Tensor | None]:

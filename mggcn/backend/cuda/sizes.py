@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WINDOW = 256
-"""Consecutive rows that are ordered by length among themselves (kWindow in cuda/spmm.cu)."""
+"""Consecutive rows that are ordered by length among themselves (kWindow in cuda/spmm.cu and teams.cuh)."""
 LONG_ROW = 64
 """A row of at most as many nonzeros is never given to a block of its own."""
 SEGMENT = 1024

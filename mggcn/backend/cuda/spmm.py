@@ -148,7 +148,7 @@ class OwnSpmm:
         slices.
         """
         width, item, summed = out.shape[1], h.itemsize, out.itemsize > h.itemsize
-        if not _aligned(h):
+        if not is_aligned(h):
             return Product(adj, width, item, summed, SpmmChoice())
         kept = self._choices.get(key_of(adj, h, width, summed=summed)) if self._choices else None
         if kept is not None and is_slicing(kept, item):
@@ -163,7 +163,7 @@ class OwnSpmm:
 
         An operand that is not aligned has no slices.
         """
-        if not _aligned(h):
+        if not is_aligned(h):
             return key_of(adj, h, product.width, summed=product.summed), (product.choice,)
         slices = slicings(adj.num_rows, adj.nnz, h.shape[0], product.width, product.item, self._traits)
         for some in slices:
@@ -189,7 +189,7 @@ class OwnSpmm:
         rows, cols = out.shape
         if rows == 0 or (adj.nnz == 0 and accumulate and epilogue is None):
             return
-        aligned = _aligned(h)
+        aligned = is_aligned(h)
         panel = (choice or self.product(adj, h, out).choice).panel
         chosen = variant or choose(cols, h.itemsize, aligned, panel, weighted=adj.values is not None)
         ends = (int(accumulate), *epilogue_args(epilogue))
@@ -266,7 +266,7 @@ def key_of(adj: Sparse, h: Tensor, width: int, *, summed: bool) -> SpmmKey:
     return SpmmKey(adj.num_rows, h.shape[0], adj.nnz, width, h.itemsize, summed, digest)
 
 
-def _aligned(dense: Tensor) -> bool:
+def is_aligned(dense: Tensor) -> bool:
     return dense.data_ptr() % 16 == 0 and dense.stride(0) * dense.itemsize % 16 == 0
 
 
@@ -275,7 +275,7 @@ def _rows_of_block(variant: Variant) -> int:
 
 
 def _operands(adj: Sparse, h: Tensor, out: Tensor) -> tuple[Any, ...]:
-    vectors = int(_aligned(out))
+    vectors = int(is_aligned(out))
     return (adj.indptr, adj.indices, adj.values, h, h.stride(0), out, out.stride(0), vectors, *out.shape)
 
 
