@@ -1,4 +1,4 @@
-"""Seconds and peak memory of training epochs: mggcn in three precisions, and PyTorch Geometric, on one GPU in turn.
+"""Seconds and peak memory of training epochs: mggcn in its precisions, and PyTorch Geometric, on one GPU in turn.
 
 Both train the same network from the same weights; their losses must agree. No dropout, no evaluation. mggcn's epochs run
 as `mggcn train` runs them between two looks; PyG's without a look, launched from the host and as a CUDA graph. Every
@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import torch
 
-from bench.gpu.graphs import CASES, PRECISIONS, find_store
+from bench.gpu.graphs import ATTENTION, CASES, PRECISIONS, find_store
 from bench.gpu.lab import Lab, Row, attempt, first_line, tf32
-from bench.gpu.pyg import KINDS, Peer
+from bench.gpu.pyg import GAT, KINDS, Peer
+from bench.peers.attention import MODELS
 from bench.report import spread
 from mggcn.assemble.plan import plan_graph, plan_shape, resolve
 from mggcn.assemble.rank import Rank, make_rank
@@ -36,12 +37,15 @@ WINDOW_S = 0.2
 
 def measure(lab: Lab, case: str) -> None:
     """Write a row per contender."""
-    name, hidden = CASES[case]
+    name, hidden = (CASES | ATTENTION)[case]
     settings = lab.settings
     store = find_store(name, settings.scale, settings.cache, settings.data)
     graph = open_store(store)
     extents = {"rows": graph.num_vertices, "nnz": graph.num_edges + graph.num_vertices, "hidden": hidden}
     lab.write(kind="case", graph=graph.name, classes=graph.num_classes, **extents)
+    if case in ATTENTION:
+        measure_attention(lab, graph, hidden)
+        return
     for precision in PRECISIONS:
         attempt(lab, wanted("mggcn", precision), own, lab, graph, hidden, precision, "own", alone=True)
     if not lab.emulated:
@@ -53,6 +57,14 @@ def measure(lab: Lab, case: str) -> None:
     if timed:
         best = min(timed, key=lambda row: float(row["median"]))
         measure_peer(lab, graph, hidden, best["pyg"], best["asked"], "tf32", alone=True)
+
+
+def measure_attention(lab: Lab, graph: Graph, hidden: tuple[int, ...]) -> None:
+    """Write rows of mggcn's GAT and PyG's, whose layers look for self-loops in every epoch and cannot be captured."""
+    for precision in (name for name in PRECISIONS if name in ("fp32", "tf32")):
+        attempt(lab, wanted("mggcn", precision), own, lab, graph, hidden, precision, "own", GAT, alone=True)
+    for precision in ("fp32", "tf32"):
+        measure_peer(lab, graph, hidden, GAT, "launched", precision, alone=True)
 
 
 def measure_compiled(lab: Lab, case: str) -> None:
@@ -78,11 +90,11 @@ def wanted(contender: str, precision: str, mode: str = "captured", **more: str) 
     return {"kind": "epoch", "contender": contender, "precision": precision, "asked": mode, **more}
 
 
-def own(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str) -> Row:
+def own(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str, model: str = "gcn") -> Row:
     """Train with mggcn."""
     with tf32(precision == "tf32"):
         began = time.perf_counter()
-        rank = make(lab, graph, hidden, precision, spmm)
+        rank = make(lab, graph, hidden, precision, spmm, model)
         losses = [rank.trainer.step(0)]
         ready, setup = time.perf_counter() - began, lab.memory()
         if not lab.emulated:
@@ -109,25 +121,27 @@ def own(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: s
     return {**seconds, **where, "mode": mode, "losses": losses[:LOOKED_AT], "kernels": kernels, **facts}
 
 
-def settings_of(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str) -> Config:
+def settings_of(
+    lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str, model: str = "gcn"
+) -> Config:
     tables = {
-        "model": {"hidden": hidden},
+        "model": {"hidden": hidden, **MODELS.get(model, {})},
         "train": {"epochs": EPOCHS, "eval_every": 0, "lr": LR},
         "run": {"device": "cuda", "precision": precision, "spmm": spmm, "memory_limit": lab.free_bytes()},
     }
     return resolve(from_tables(tables), graph)
 
 
-def make(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str) -> Rank:
+def make(lab: Lab, graph: Graph, hidden: tuple[int, ...], precision: str, spmm: str, model: str = "gcn") -> Rank:
     """A rank that is ready to train on the lab's device."""
-    config = settings_of(lab, graph, hidden, precision, spmm)
+    config = settings_of(lab, graph, hidden, precision, spmm, model)
     plan, owners = plan_graph(config, graph)
     return make_rank(config, graph, plan, owners, SingleCommunicator(), device_of=lambda *_: lab.device)
 
 
-def initial_weights(lab: Lab, graph: Graph, hidden: tuple[int, ...]) -> dict[str, torch.Tensor]:
+def initial_weights(lab: Lab, graph: Graph, hidden: tuple[int, ...], model: str = "gcn") -> dict[str, torch.Tensor]:
     """The weights that mggcn begins with, which are the same on every device."""
-    config = settings_of(lab, graph, hidden, "fp32", "own")
+    config = settings_of(lab, graph, hidden, "fp32", "own", model)
     parameters = plan_shape(config, graph_shape(graph, config)).ranks[0].values.parameters
     weights = Weights(parameters, torch.float32, CpuBackend(torch.float32, 1))
     weights.initialize(config.train.seed)
@@ -141,7 +155,7 @@ def measure_peer(
 
     def train() -> Row:
         with tf32(precision == "tf32"):
-            peer = Peer(lab, graph, hidden, initial_weights(lab, graph, hidden), kind, LR)
+            peer = Peer(lab, graph, hidden, initial_weights(lab, graph, hidden, kind), kind, LR)
             losses = [peer.step() for _ in range(LOOKED_AT)]
             if not lab.emulated:
                 torch.cuda.reset_peak_memory_stats()

@@ -1,7 +1,7 @@
 """The graphs and networks of the GPU's benchmark: real ones if there are, else synthetic ones.
 
 Vertices, edges, features and classes of ogbn-arxiv, ogbn-products, Reddit and Cora; arxiv-ordered is numbered community by
-community.
+community, arxiv-hubs has a longest row of 13,410 entries, as ogbn-arxiv has of 13,161 and arxiv-like of 5,211.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ SYNTHETIC = {
     "cora": Made(2_708, 5_278, 1_433, 7),
     "arxiv-like": Made(169_343, 1_170_000, 128, 40),
     "arxiv-ordered": Made(169_343, 1_170_000, 128, 40, by_class=True),
+    "arxiv-hubs": Made(169_343, 1_170_000, 128, 40, homophily=0.3, power=2.3),
     "products-like": Made(2_449_029, 61_859_140, 100, 47),
     "reddit-like": Made(232_965, 57_307_946, 602, 41),
 }
@@ -37,6 +38,8 @@ CASES: dict[str, tuple[str, tuple[int, ...]]] = {
     "reddit-like 2x512": ("reddit-like", (512,)),
 }
 """The acceptance cases of training epochs (layers x width): a graph and the hidden widths."""
+ATTENTION: dict[str, tuple[str, tuple[int, ...]]] = {"arxiv-hubs gat 3x256": ("arxiv-hubs", (256, 256))}
+"""Likewise of GAT with bench.peers.attention.HEADS heads; its rows have no room for bfloat16."""
 PRECISIONS = tuple(
     name
     for name in ("fp32", "mixed", "bf16", "tf32")

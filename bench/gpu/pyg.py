@@ -1,4 +1,4 @@
-"""PyTorch Geometric's GCN on a GPU, launched or captured; bench/peers/worker_pyg.py describes its ways."""
+"""PyTorch Geometric's GCN on a GPU, launched or captured; bench/peers/worker_pyg.py describes its ways. Also its GAT."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu.lab import Lab
+from bench.peers.attention import HEADS
+from bench.peers.layers import make_net as make_layers
 from bench.peers.worker_pyg import make_graph, make_net
+from bench.peers.worker_pyg_layers import make_layer, set_weights
 from mggcn.backend.events import Eager
 from mggcn.graph.csr import CSR, Graph
 from mggcn.model.runtime import require
 
 KINDS = ("fused", "csr", "scatter", "scaled")
-SHIPPED = ("csr", "scatter")
+GAT = "gat"
+"""Layers of GATConv as they are, on a plain edge_index."""
+SHIPPED = ("csr", "scatter", GAT)
 """Kinds that are PyG's as it ships; the others are improved for this comparison."""
 WARM_UP = 3
 SCATTERING = ("scatter_add", "scatter_add_", "index_add", "index_add_", "index_select_backward")
@@ -64,12 +69,8 @@ class Peer:
         indptr = torch.from_numpy(graph.adj_t.indptr.array().copy()).to(device)
         indices = torch.from_numpy(graph.adj_t.indices.array().copy()).to(device)
         with torch.device(device):
-            edges = make_graph(kind, indptr, indices)
-            net = make_net(kind, [x.shape[1], *hidden, graph.num_classes])
-        with torch.no_grad():
-            for layer, conv in enumerate(net.convs, start=1):
-                conv.lin.weight.copy_(weights[f"layers.{layer}.weight"].t())
-                conv.bias.zero_()
+            edges = make_graph("scatter" if kind == GAT else kind, indptr, indices)
+            net = network(kind, [x.shape[1], *hidden, graph.num_classes], weights)
         gpu = device.type == "cuda"
         self._device = lab.device
         self._optimizer = torch.optim.Adam(net.parameters(), lr=lr, fused=True, capturable=gpu)
@@ -106,6 +107,32 @@ class Peer:
                 one()
 
         return run, one.state
+
+
+def network(kind: str, widths: list[int], weights: dict[str, torch.Tensor]) -> Any:
+    """PyG's network from given weights, called with features and a graph."""
+    if kind == GAT:
+        layers = make_layers(widths, lambda *size: make_layer(GAT, HEADS, *size), batch_norm=False)
+        with torch.no_grad():
+            set_weights(GAT, layers, {name: weight.cpu().numpy() for name, weight in weights.items()})
+        return Turned(layers)
+    net = make_net(kind, widths)
+    with torch.no_grad():
+        for layer, conv in enumerate(net.convs, start=1):
+            conv.lin.weight.copy_(weights[f"layers.{layer}.weight"].t())
+            conv.bias.zero_()
+    return net
+
+
+class Turned(torch.nn.Module):
+    """A network that takes the graph first, called the other way round."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net: Any = net
+
+    def forward(self, x: Any, graph: Any) -> Any:
+        return self.net(graph, x)
 
 
 def features(graph: Graph) -> torch.Tensor:

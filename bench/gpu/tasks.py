@@ -47,6 +47,7 @@ ORDER = (
     Task("ceilings"),
     Task("epoch", "cora 2x16", "cora"),
     Task("epoch", "arxiv-like 3x256", "arxiv-like"),
+    Task("epoch", "arxiv-hubs gat 3x256", "arxiv-hubs"),
     Task("accuracy", "cora", "cora"),
     Task("spmm", "arxiv-like", "arxiv-like"),
     Task("epoch", "arxiv-ordered 3x256", "arxiv-ordered"),
