@@ -42,7 +42,7 @@ constexpr bool kTight = true;
 constexpr bool kTight = false;
 #endif
 // Edges in flight, and blocks of a multiprocessor: what registers suffice for without spilling.
-constexpr int kEdges = (kVector == 4 ? 4 : 2) / (kDynamic ? 2 : 1) / (kVector == 4 && kTight ? 2 : 1);
+constexpr int kEdges = kVector == 4 ? 4 / (kDynamic ? 2 : 1) / (kTight ? 2 : 1) : kDynamic || kDrops ? 1 : 2;
 constexpr int kBlocks = kVector == 4 && !kDynamic && !kDrops && !kTight ? 5 : 4;
 
 typedef real_t Pieces[kPieces][kVector];

@@ -6,9 +6,8 @@
 //       NaN: the first vertex's is the maximum.
 // moves per entry 4 bytes of index and (D + 1) sizeof storage, per row 2 D sizeof storage
 // sums  kEdges entries in flight for each group of `lanes` lanes, each with kPieces pieces of 16 bytes. Any order gives
-// the
-//       same (take): bitwise repeatable, no atomics. A row of n entries takes n / kEdges steps of a warp, a long one
-//       n / (16 kEdges) of a block. Not measured. Twin: cpu/maximum.cpp.
+//       the same (take): bitwise repeatable, no atomics. A row of n entries takes n / kEdges steps of a warp, a long
+//       one n / (16 kEdges) of a block. Gain: docs/notes/0039. Twin: cpu/maximum.cpp.
 // -DMGGCN_TIGHT: pieces are not aligned, or end behind what may be read of a row
 #include "columns.cuh"
 #include "teams.cuh"
@@ -17,7 +16,7 @@
 #ifndef MGGCN_PIECES
 #define MGGCN_PIECES 1
 #endif
-constexpr int kPieces = kVector > 4 ? 1 : MGGCN_PIECES, kEdges = 4;
+constexpr int kPieces = kVector > 4 ? 1 : MGGCN_PIECES, kEdges = kVector > 4 ? 2 : 4;
 
 struct Held {
   real_t value[kPieces][kVector];

@@ -7,7 +7,7 @@
 //       D sizeof storage
 // sums  kEdges entries in flight for each group of `lanes` lanes, each with kPieces pieces of 16 bytes of either half;
 //       groups and warps are added in order: bitwise repeatable, no atomics. A row of n entries takes n / kEdges steps
-//       of a warp, a long one n / (16 kEdges) of a block. Not measured. Twin: cpu/maximum.cpp.
+//       of a warp, a long one n / (16 kEdges) of a block. Gain: docs/notes/0039. Twin: cpu/maximum.cpp.
 // -DMGGCN_TIGHT: pieces are not aligned, or end behind their half of a row
 #include "columns.cuh"
 #include "teams.cuh"
@@ -16,7 +16,7 @@
 #ifndef MGGCN_PIECES
 #define MGGCN_PIECES 1
 #endif
-constexpr int kPieces = kVector > 4 ? 1 : MGGCN_PIECES, kEdges = 4 / kPieces;
+constexpr int kPieces = kVector > 4 ? 1 : MGGCN_PIECES, kEdges = kVector > 4 ? 2 : 4 / kPieces;
 
 struct Won {
   const long long* indptr;

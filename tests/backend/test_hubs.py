@@ -93,12 +93,11 @@ def test_attention(backend: KernelBackend, graph: str, dynamic: bool, p: float) 
     check_attention(Problem(backend, PATTERNS[graph](), (2, 12), dynamic, p), "whole")
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(2)
 @by_graph
-@pytest.mark.parametrize("ties", [False, True])
-def test_maximum(backend: KernelBackend, graph: str, ties: bool) -> None:
-    """Fails if a warp's maximum is lost, or of equal ones that of an earlier warp wins."""
-    check_maximum(backend, PATTERNS[graph](), 12, "whole", ties=ties)
+def test_maximum(backend: KernelBackend, graph: str) -> None:
+    """Fails if a warp's maximum is lost, or what its entries won."""
+    check_maximum(backend, PATTERNS[graph](), 60, "whole", ties=False)
 
 
 def edges_of(graph: str) -> EdgeCase:

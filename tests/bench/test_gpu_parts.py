@@ -97,6 +97,14 @@ def test_epochs(toy: Settings, tmp_path: Path) -> None:
     assert (own["products"], peer["products"]) == (2, 4)
 
 
+def test_attention_epochs(toy: Settings, tmp_path: Path) -> None:
+    """Fails if mggcn's GAT and PyG's are different networks."""
+    rows = of_kind(measured("epoch arxiv-hubs gat 3x256", toy, tmp_path), "epoch")
+    found = {(row["contender"], row["precision"]): row for row in rows}
+    assert set(found) == {(name, precision) for name in ("mggcn", "PyG gat") for precision in ("fp32", "tf32")}
+    assert found["mggcn", "fp32"]["losses"] == pytest.approx(found["PyG gat", "fp32"]["losses"], rel=1e-4)
+
+
 def test_accuracy(toy: Settings, tmp_path: Path) -> None:
     """Fails if masks differ between CPU and emulated kernels, or a run does not repeat."""
     rows = measured("accuracy cora", toy, tmp_path)
