@@ -127,7 +127,7 @@ __device__ __forceinline__ void maximum_of_row(const Rows& a, storage_t* out, st
 }
 
 // grid  ceil(V / 4), block 128: a warp per row of at most `longest` entries
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 6)
     maximum(const long long* indptr, const int* indices, const storage_t* rows, long long ld, storage_t* out,
             long long ld_out, storage_t* winners, long long ld_winners, int cols, int fresh, int last, int lanes,
             const unsigned char* order, long long num_rows, int longest) {
