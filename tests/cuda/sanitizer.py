@@ -42,6 +42,7 @@ GROUPS = {
         [f"{B}/test_neighbours.py"],
         "(triples or head_dots or (test_maximum or attention and shape1) and whole and one and (0.4 or False))",
     ),
+    "hubs": ([f"{B}/test_hubs.py"], "power and not products and not True and not 0.0"),
     "epoch_end": ([f"{B}/test_epoch_end.py"], "(clipped and adam or books)"),
 }
 """Tests by files of kernels, of float32 on a GPU."""
