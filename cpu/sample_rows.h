@@ -43,6 +43,7 @@ struct Sample {
   float* values;
   int64_t* indptr_t;
   int32_t *indices_t, *order;
+  int32_t* degrees;  // [rows] stored entries of each but its own: those that may be drawn, or are left out
   int64_t num_edges, num_left_out, max_sources, max_edges, rows, sources, edges, at;
   DrawKey key;
   int32_t num_types, mode, self_loops, status;
@@ -127,6 +128,7 @@ inline bool look_up(Sample& s, int64_t first, int count, Row* rows) {
     rows[i] = Row{start, (uint32_t)v, stored, 0, 0, stored, nullptr, nullptr};
   }
   if (s.self_loops) find_own(s, rows, count);
+  for (int i = 0; i < count; ++i) s.degrees[first + i] = (int32_t)rows[i].degree;
   for (int i = 0; i < count && s.num_left_out; ++i) {
     Row& r = rows[i];
     const int64_t* end = s.left_out + s.num_left_out;

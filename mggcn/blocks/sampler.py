@@ -70,6 +70,7 @@ class DrawnHop:
     indptr int64 (T + 1,); indices int32 (E,), places among the sources; values float32 (E,): counts with replacement, one
     over the chance to be drawn for LABOR, else None; places int64 (E,): of the edge among the graph's, -1 for an own entry
     that the graph lacks; None unless the slot's plan asks for it. transposed: None unless the plan asks for it.
+    degrees int32 (T,): in-edges of each target in the graph, without its own entries where every row has one.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -77,6 +78,7 @@ class DrawnHop:
     values: npt.NDArray[np.float32] | None
     places: npt.NDArray[np.int64] | None
     transposed: Transposed | None
+    degrees: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,4 +229,5 @@ def _views(slot: Slot, hop: int, args: SampleArgs) -> DrawnHop:
         values=cut("values", edges) if plan.draws.has_values else None,
         places=cut("places", edges) if plan.places else None,
         transposed=transposed,
+        degrees=cut("degrees", args.rows),
     )

@@ -66,6 +66,7 @@ class SampleArgs(ctypes.Structure):
         ("indptr_t", ctypes.c_void_p),
         ("indices_t", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
+        ("degrees", ctypes.c_void_p),
         ("num_edges", ctypes.c_int64),
         ("num_left_out", ctypes.c_int64),
         ("max_sources", ctypes.c_int64),
@@ -146,6 +147,7 @@ class SlotPlan:
             yield f"types{hop}", np.int64, 4 * len(counts)
             yield f"indptr{hop}", np.int64, size.targets + 1
             yield f"indices{hop}", np.int32, size.edges
+            yield f"degrees{hop}", np.int32, size.targets
             if self.places:
                 yield f"places{hop}", np.int64, size.edges
             if self.draws.has_values:
@@ -199,7 +201,7 @@ class Slot:
         args = SampleArgs(frontier=ctypes.pointer(self.frontier), hop=hop, num_types=len(counts))
         args.picks, args.seen, args.types = (self.address(name) for name in ("picks", "seen", f"types{hop}"))
         args.indptr_out, args.columns = self.address(f"indptr{hop}"), self.address(f"indices{hop}")
-        for name in ("places", "values", "indptr_t", "indices_t", "order"):
+        for name in ("places", "values", "indptr_t", "indices_t", "order", "degrees"):
             setattr(args, name, self.address(f"{name}{hop}"))
         args.max_sources, args.max_edges = size.sources, size.edges
         return args

@@ -111,8 +111,8 @@ class EdgeValues:
         self._drawn = corrected
         self._flags = int(self_loops), int(corrected and whole and not (typed and sample.by_type)), int(by_weight)
 
-    def write(self, ids: Vector, hop: DrawnHop, out: Vector) -> None:
-        """Write the values (E,) of a hop's edges; ids (T,): its targets."""
+    def write(self, ids: Vector, hop: DrawnHop, out: Vector, out_t: Vector | None = None) -> None:
+        """Write the values (E,) of a hop's edges, and those of its transpose if asked for; ids (T,): its targets."""
         indptr, indices, weights = self._store_at
         loops, normalised, by_weight = self._flags
         draw = hop.values if self._drawn else None
@@ -125,6 +125,9 @@ class EdgeValues:
             indices=hop.indices.ctypes.data,
             weights=weights,
             draw=None if draw is None else draw.ctypes.data,
+            degrees=hop.degrees.ctypes.data,
+            order=None if out_t is None or hop.transposed is None else hop.transposed.order.ctypes.data,
+            values_t=None if out_t is None else out_t.ctypes.data,
             rows=ids.size,
             self_loops=loops,
             normalised=normalised,
@@ -351,9 +354,10 @@ class SampledFeed:
         ordered: tuple[RelationEdges, ...] = ()
         ordered_t: tuple[RelationEdges, ...] = ()
         values = place.values[number][: hop.indices.size] if self._values.needed else None
+        plain = self._values.relations is None and hop.transposed is not None
         if values is not None:
             targets = drawn.ids[: drawn.sizes[number]]
-            self._values.write(targets, hop, values)
+            self._values.write(targets, hop, values, place.values_t[number] if plain else None)
             if self._values.relations is not None:
                 types = place.relations[number].types[: values.size]
                 self._values.relations.write(targets, hop, values, types, place.by_type)
@@ -364,7 +368,9 @@ class SampledFeed:
             indptr_t, indices_t, order = hop.transposed
             values_t = None
             if values is not None:
-                values_t = in_order(values, order, place.values_t[number][: order.size])
+                values_t = place.values_t[number][: order.size]
+                if not plain:
+                    in_order(values, order, values_t)
             if types is not None:
                 types_t = place.relations_t[number].types[: order.size]
                 for start in range(0, order.size, TAKEN):  # NumPy converts places to 64 bits
