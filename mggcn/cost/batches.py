@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-EDGE_S: Final = 2.6e-8
-"""Seconds of a thread for an edge that it draws, numbers and transposes: 869,000 in 19 to 24 ms, two on one core
-(docs/notes/0034-sampler.md)."""
-ROW_S: Final = 2.5e-8
-"""Seconds until a row that is read at random is there, beside its bytes: several rows are under way at a time."""
+EDGE_S: Final = 4e-8
+"""Seconds of a thread for an edge that it draws, numbers, transposes and counts: beside an H200 773,000 in 28 ms, on a
+Xeon of two cores 869,000 in 19 to 24 (docs/notes/0034-sampler.md), and 4e-9 each, an estimate, for what they count."""
+ROW_S: Final = 3.5e-8
+"""Seconds until a row that is read at random is there, beside its bytes, and for its scale: several rows are under way at a
+time; beside an H200 303,000 rows of 400 bytes took 24 ms, their scales 2."""
+CROWD: Final = 0.03
+"""What each thread more adds to the time of all, as they share the memory: 12 of them took 1.34 times as long each."""
 GATHER_RATE: Final = 8e9
 """Bytes per second of the rows that a thread gathers from memory, read and written, once they are found."""
-LOCK_S: Final = 4e-4
-"""Seconds for which a batch on its way to a GPU holds Python's lock, on all threads together: an estimate."""
+LOCK_S: Final = 1e-3
+"""Seconds for which a batch on its way to a GPU holds Python's lock, on all threads together: beside an H200 a small batch
+took 1.2 ms with 2 threads that draw or 12, of which Python took 0.6 for what is drawn and 0.3 to send it."""
 PAIR_S: Final = 1e-7
 """Seconds of a thread for a pair of links' training that it draws and sorts by row: 0.06 to 0.16 s for a million, 200,000
 vertices, the more on busy cores (2 cores, Xeon)."""
@@ -99,15 +103,18 @@ class BatchCost:
             return "as fast as Python passes batches on, by one thread at a time; larger batches take fewer steps"
         if slowest != HOST:
             return f"as fast as {slowest}"
-        alone_s = max(self.alone_s, self.sample_s)
-        enough = math.ceil(alone_s / max(seconds for what, seconds in found.items() if what != HOST))
+        pace_s = max(seconds for what, seconds in found.items() if what != HOST)
+        alone_s = max(self.alone_s, self.sample_s) + self.lock_s
+        # a threads keep up if each takes at most a times the pace.
+        enough = math.ceil(alone_s * (1 - CROWD) / max(pace_s - CROWD * alone_s, 1e-9))
         if enough <= MAX_AHEAD:
             return f"as fast as the host; sample.ahead = {enough} would keep up"
         return f"as fast as the host; no sample.ahead up to {MAX_AHEAD} keeps up: draw fewer neighbours, or plan more ranks"
 
     def _beside(self, computing_s: float) -> dict[str, float]:
         """Return the seconds of what runs beside each other."""
-        host = {HOST: self.sample_s / self.ahead, PYTHON: self.lock_s}
+        crowded_s = (self.sample_s + self.lock_s) * (1 + CROWD * (self.ahead - 1))
+        host = {HOST: crowded_s / self.ahead, PYTHON: self.lock_s}
         if self.beside:
             return {"computing": computing_s, "the upload": self.upload_s} | host
         return {"upload and computing in turn": self.upload_s + computing_s} | host

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mggcn.config import SampleConfig
-from mggcn.cost.batches import MAX_AHEAD, BatchCost, Sample, scored_s
+from mggcn.cost.batches import CROWD, MAX_AHEAD, BatchCost, Sample, scored_s
 from mggcn.errors import ConfigError
 
 
@@ -13,8 +13,8 @@ from mggcn.errors import ConfigError
     ("ahead", "computing", "expected", "words"),
     [
         (0, 2.0, 2.0 + 3.0 + 12.0, "one after the other"),
-        (1, 2.0, 12.0, "as fast as the host; sample.ahead = 4 would keep up"),
-        (4, 2.0, 3.0, "as fast as the upload"),
+        (1, 2.0, 12.0, "as fast as the host; sample.ahead = 5 would keep up"),
+        (5, 2.0, 3.0, "as fast as the upload"),
         (6, 5.0, 5.0, "as fast as computing"),
         (6, 0.0, 3.0, "as fast as the upload"),
     ],
@@ -33,13 +33,13 @@ def test_uploads_that_wait_for_the_step_are_added_to_it() -> None:
     assert cost.limit(2.0) == "as fast as upload and computing in turn"
 
 
-@pytest.mark.parametrize(("ahead", "expected"), [(0, 17.5), (2, 6.0), (4, 3.5), (12, 3.5)])
+@pytest.mark.parametrize(("ahead", "expected"), [(0, 17.5), (2, 15.5 / 2 * 1.03), (6, 3.5), (12, 3.5)])
 def test_threads_share_the_lock_of_python(ahead: int, expected: float) -> None:
     """Fails if more threads are said to make batches faster than Python passes them on, or are proposed for it."""
     cost = BatchCost(sample_s=12.0, upload_s=1.0, ahead=ahead, cores=0.0, lock_s=3.5)
-    assert cost.step_s(1.0) == expected
+    assert cost.step_s(1.0) == pytest.approx(expected)
     if ahead == 2:
-        assert cost.limit(1.0) == "as fast as the host; sample.ahead = 4 would keep up"
+        assert cost.limit(1.0) == "as fast as the host; sample.ahead = 5 would keep up"
     if ahead == 12:
         assert cost.limit(1.0).startswith("as fast as Python passes batches on")
 
@@ -47,7 +47,7 @@ def test_threads_share_the_lock_of_python(ahead: int, expected: float) -> None:
 def test_no_setting_is_proposed_that_is_refused() -> None:
     """Fails if more batches are proposed than sample.ahead may be, or the bound is another one."""
     cost = BatchCost(sample_s=100.0, upload_s=0.5, ahead=2, cores=0.0)
-    assert cost.limit(100 / 64).endswith("sample.ahead = 64 would keep up")
+    assert cost.limit(100 * (1 + 63 * CROWD) / 64 + 1e-9).endswith("sample.ahead = 64 would keep up")
     assert "no sample.ahead up to 64 keeps up: draw fewer neighbours" in cost.limit(1.0)
     SampleConfig(batch=8, fanout=(2,), ahead=MAX_AHEAD)
     with pytest.raises(ConfigError, match="ahead"):
@@ -66,13 +66,16 @@ def test_threads_that_gather_share_a_batch() -> None:
     gathered_s = sample.seconds - Sample(0, 1_000_000, 0).seconds
     assert sample.seconds_on(8) == pytest.approx(sample.seconds - gathered_s * 7 / 8)
     cost = BatchCost(sample_s=6.0, alone_s=12.0, upload_s=1.0, ahead=2, cores=0.0)
-    assert cost.step_s(1.0) == 3.0
-    assert cost.limit(1.0).endswith("sample.ahead = 12 would keep up")
+    assert cost.step_s(1.0) == pytest.approx(3.0 * (1 + CROWD))
+    assert cost.limit(1.0).endswith("sample.ahead = 19 would keep up")
 
 
 def test_a_batch_of_the_samplers_note_takes_what_was_measured() -> None:
-    """Fails if the seconds of a batch are far from those that a thread took for one (docs/notes/0034-sampler.md)."""
-    assert 0.019 < Sample(0, 869_000, 0).seconds < 0.025
+    """Fails if the seconds of a batch are far from those that a thread took for one (docs/notes/0034-sampler.md), or one
+    beside an H200.
+    """
+    assert 0.019 < Sample(0, 869_000, 0).seconds < 0.036
+    assert 0.8 < Sample(302_723, 773_353, 416).seconds / (0.028 + 0.003 + 0.024 + 0.0023) < 1.2
 
 
 def test_a_batch_of_links_takes_longer_by_its_pairs() -> None:
