@@ -34,7 +34,7 @@ from mggcn.feed.labels import read_labels
 from mggcn.feed.norm_scales import NormScales
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import SPLITS, evaluated_rows
-from mggcn.memory.device import REAL, not_captured, scale_dtype
+from mggcn.memory.device import REAL, TF32_PARTS, not_captured, scale_dtype
 from mggcn.model.runtime import Inputs, Target
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment, whole_graph
@@ -107,7 +107,8 @@ def make_backend(
     from mggcn.backend.cuda.backend import CudaBackend
 
     workspace_bytes = plan.regions["kernel work space"]
-    return CudaBackend(storage, device(), workspace_bytes, config.run.spmm, choices, wrap_spmm)
+    parts = TF32_PARTS.get(config.run.precision, 0)
+    return CudaBackend(storage, device(), workspace_bytes, config.run.spmm, choices, wrap_spmm, parts)
 
 
 def make_rank(

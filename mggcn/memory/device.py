@@ -62,6 +62,8 @@ OPERAND = STORAGE | {"mixed": "bf16"}
 """Type of what is multiplied with the graph, and so of messages, by run.precision."""
 DENSE = {"fp32": "fp32", "tf32": "tf32", "mixed": "fp32", "bf16": "bf16", "fp64": "fp64"}
 """Name of the rate of dense products in a machine's file by run.precision."""
+TF32_PARTS = {"fp32": 2, "tf32": 1, "mixed": 2, "bf16": 2}
+"""Numbers of TF32 that a float32 is the sum of in a GPU's own dense products, by run.precision."""
 REAL = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "fp32", "fp64": "fp64"}
 """Type of sums, scales, edge values, weights and their gradients by run.precision."""
 

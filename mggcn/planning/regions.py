@@ -18,6 +18,7 @@ from mggcn.backend.cpu import sizes as cpu_sizes
 from mggcn.backend.cpu.figures import Figures
 from mggcn.backend.cpu.machine import dense_kernels
 from mggcn.backend.cpu.variants import GemmVariant, gemm_variant
+from mggcn.backend.cuda.dense_blocks import dense_bytes
 from mggcn.backend.cuda.sizes import cusparse_bytes, even_schedule_bytes, schedule_bytes, workspace_bytes
 from mggcn.config import Config
 from mggcn.errors import BackendError
@@ -241,11 +242,14 @@ class RankSizes:
         # Those of batches that are filled up have no long rows in their schedules, and no hubs.
         even = self.drawn if pads_batches(self.config) else {}
         matrices, width = self._matrices(even), self._widest(panel)
-        workspace = max((workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices), default=0)
+        sparse = [workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices]
+        layers = [c for c in self.values.layers if c.layer not in self.values.sparse_layers]
+        stored = ITEM_BYTES[STORAGE[self.config.run.precision]]
+        dense = [dense_bytes(c.d_in, c.d_out, stored) for c in layers if stored < 8]
         schedules = sum(count * schedule_bytes(rows, nnz) for rows, nnz, _, count in matrices)
         regions = {
             "kernel schedules": schedules + sum(count * even_schedule_bytes(m.rows) for m, count in even.items()),
-            "kernel work space": workspace,
+            "kernel work space": max([*sparse, *dense], default=0),
         }
         if self.config.run.spmm == "cusparse":
             regions["cuSPARSE, but for its work space"] = sum(

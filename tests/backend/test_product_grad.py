@@ -39,7 +39,7 @@ def own_products(dtype: torch.dtype, isa: str, threads: int) -> CpuBackend:
     return backend
 
 
-def _check(backend: KernelBackend, rows: int, inner: int, cols: int) -> list[torch.Tensor]:
+def check(backend: KernelBackend, rows: int, inner: int, cols: int) -> list[torch.Tensor]:
     """Compare with float64, all combinations of mask, scales and sums; return the results."""
     rng = np.random.default_rng(rows + 7)
     found = []
@@ -75,7 +75,7 @@ def _check(backend: KernelBackend, rows: int, inner: int, cols: int) -> list[tor
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_grad(backend: KernelBackend, shape: tuple[int, int, int]) -> None:
     """Fails on a wrong mask, factor or row, a row that is left out between blocks, or sums of other rows."""
-    _check(backend, *shape)
+    check(backend, *shape)
 
 
 @pytest.mark.covering(1, rest="slow")
@@ -87,5 +87,5 @@ def test_tiles_of_every_instruction_set(
     """Fails if a tile's rows meet other rows' mask, or bits depend on the number of threads."""
     monkeypatch.setattr(native, "kernel", wide_tiles.kernel)
     for shape in sample(SHAPES, 3):
-        results = [_check(own_products(dtype, isa, threads), *shape) for threads in (1, 2, 5)]
+        results = [check(own_products(dtype, isa, threads), *shape) for threads in (1, 2, 5)]
         assert all(torch.equal(a, b) for more in results[1:] for a, b in zip(results[0], more, strict=True))

@@ -232,7 +232,7 @@ def test_activation_grad_beside_its_activation(backend: KernelBackend, make: Mak
         assert guards_hold(whole, out, 1)
 
 
-def _product_grad(backend: KernelBackend, rows: int, inner: int, cols: int) -> list[torch.Tensor]:
+def check_product_grad(backend: KernelBackend, rows: int, inner: int, cols: int) -> list[torch.Tensor]:
     """Compare a gradient that is rounded beside its activation with float64; return it and its column sums."""
     rng = np.random.default_rng(rows + 7)
     g = filled(padded(backend, rows, inner)[0], rng.normal(size=(rows, inner)))
@@ -260,7 +260,7 @@ SHAPES = ((0, 3, 5), (1, 1, 1), (37, 7, 41), (700, 129, 50), (4200, 7, 9))
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_grad_beside_its_activation(backend: KernelBackend, shape: tuple[int, int, int]) -> None:
     """Fails on a wrong mask, factor or row, sums that are not begun, or a row that is left out between blocks."""
-    _product_grad(backend, *shape)
+    check_product_grad(backend, *shape)
 
 
 @pytest.mark.parametrize("isa", wide_tiles.ISAS)
@@ -281,6 +281,6 @@ def test_rounded_products_of_every_instruction_set(monkeypatch: pytest.MonkeyPat
                 np.testing.assert_allclose(host(out), expected, rtol=2.0**-8, atol=1e-4)
                 assert guards_hold(whole, out, 1)
                 results.append(out.clone())
-            results += _product_grad(backend, rows, inner, cols)
+            results += check_product_grad(backend, rows, inner, cols)
         count = len(results) // 3
         assert all(torch.equal(one, results[k % count]) for k, one in enumerate(results))

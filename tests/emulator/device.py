@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mggcn.backend.cuda.sizes import DeviceTraits
+from mggcn.backend.cuda.triton_kernels import BlockKernels
 from mggcn.backend.cuda.upload import Uploads
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.host import HostStream
@@ -43,9 +44,13 @@ def _send(out: Tensor, pinned: Tensor) -> Callable[[], object]:
 
 
 class EmulatedDevice:
-    """seed: in which order the threads of a block and the blocks of a grid run; 0 is the natural one."""
+    """seed: in which order the threads of a block and the blocks of a grid run; 0 is the natural one.
 
-    def __init__(self, seed: int = 0, traits: DeviceTraits = H100) -> None:
+    block_kernels: Triton's; its interpreter takes tenths of a second for a block.
+    """
+
+    def __init__(self, seed: int = 0, traits: DeviceTraits = H100, block_kernels: BlockKernels | None = None) -> None:
+        self.block_kernels = block_kernels
         self._seed = seed
         self._traits = traits
         self._uploads = Uploads(_buffer, _send, buffer_bytes=768, small_bytes=64)

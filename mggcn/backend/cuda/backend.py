@@ -16,6 +16,7 @@ from mggcn.backend.base import Dropout, EntryLoss, Epilogue, Gradient, LossTarge
 from mggcn.backend.blocked import product_grad_by_blocks
 from mggcn.backend.cuda import rows
 from mggcn.backend.cuda.base import Device
+from mggcn.backend.cuda.dense_products import DenseProducts
 from mggcn.backend.cuda.edges import CudaEdges
 from mggcn.backend.cuda.epoch_end import epoch_end
 from mggcn.backend.cuda.kernels import Kernels
@@ -39,11 +40,11 @@ class CudaBackend:
 
     workspace_bytes: memory that split hub rows may take (cuda.sizes.workspace_bytes of the largest matrix and width).
     choices: measured slices of our own sparse products, which override the cost model's. wrap_spmm: wraps them.
+    parts: of float32 in dense products of the device's block kernels, if it has them: 2, or 1 for TF32; 0: all by cuBLAS.
     """
 
     partials: int = rows.PARTIALS
     queue_s: float = QUEUE_S
-    fuses_products: bool = False
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class CudaBackend:
         spmm: Literal["own", "cusparse"] = "own",
         choices: Choices = NO_CHOICES,
         wrap_spmm: WrapSpmm | None = None,
+        parts: int = 0,
     ) -> None:
         self.dtype: torch.dtype = dtype
         self._real = torch.float64 if dtype == torch.float64 else torch.float32
@@ -63,16 +65,16 @@ class CudaBackend:
         self._arrived = self.allocate(4).view(torch.int32)
         self.team: Team = Team(1)
         self._rewrites = spmm == "own"
+        workspace, blocks = self.allocate(workspace_bytes), device.block_kernels
+        self._dense = DenseProducts(blocks, workspace, parts) if blocks is not None and parts else None
         self._spmm: Mapping[torch.dtype, Spmm] = (
-            self._own_spmm(workspace_bytes, choices, wrap_spmm)
+            self._own_spmm(workspace.view(self._real), choices, wrap_spmm)
             if spmm == "own"
             else dict.fromkeys(types, self._cusparse())
         )
 
-    def _own_spmm(
-        self, workspace_bytes: int, choices: Choices, wrap_spmm: WrapSpmm | None
-    ) -> Mapping[torch.dtype, Spmm]:
-        workspace, traits = self.allocate(workspace_bytes).view(self._real), self._device.traits
+    def _own_spmm(self, workspace: Tensor, choices: Choices, wrap_spmm: WrapSpmm | None) -> Mapping[torch.dtype, Spmm]:
+        traits = self._device.traits
         own = {dtype: OwnSpmm(kernels, traits, workspace, choices) for dtype, kernels in self._kernels.items()}
         return own if wrap_spmm is None else {dtype: wrap_spmm(products) for dtype, products in own.items()}
 
@@ -84,7 +86,8 @@ class CudaBackend:
     @property
     def name(self) -> str:
         traits = self._device.traits
-        return f"{traits.name}, sm_{traits.capability[0]}{traits.capability[1]}"
+        dense = "" if self._dense is None else f" (dense products: {self._dense.name})"
+        return f"{traits.name}, sm_{traits.capability[0]}{traits.capability[1]}{dense}"
 
     @property
     def comm_stream(self) -> CommStream:
@@ -133,6 +136,10 @@ class CudaBackend:
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:
         self._spmm[h.dtype].multiply(adj, h, out, accumulate=accumulate, epilogue=epilogue)
 
+    @property
+    def fuses_products(self) -> bool:
+        return self._dense is not None
+
     def matmul(
         self,
         a: Tensor,
@@ -143,6 +150,9 @@ class CudaBackend:
         epilogue: Epilogue | None = None,
         first_row: int = 0,
     ) -> None:
+        if self._dense is not None and self._dense.take(a, b):
+            self._dense.rows(a, b, out, accumulate=accumulate, epilogue=epilogue, first_row=first_row)
+            return
         if out.dtype != a.dtype:
             self._device.mixed_matmul(a, b, out, accumulate=accumulate)
         elif accumulate:
@@ -163,7 +173,10 @@ class CudaBackend:
     def product_grad(
         self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
     ) -> None:
-        product_grad_by_blocks(self, a, b, h, block, gradient, out)
+        if self._dense is not None and self._dense.take(a, b):
+            self._dense.rows_grad(a, b, h, gradient, out)
+        else:
+            product_grad_by_blocks(self, a, b, h, block, gradient, out)
 
     def sum_partials(self, partials: Tensor, out: Tensor) -> None:
         rows.sum_partials(self._kernels[self._real], partials, out)

@@ -17,6 +17,7 @@ from torch import Tensor
 from mggcn.backend.cuda.cusparse import Library
 from mggcn.backend.cuda.kernels import Module
 from mggcn.backend.cuda.sizes import DeviceTraits
+from mggcn.backend.cuda.triton_kernels import BlockKernels
 from mggcn.backend.events import Agree, CommStream, Event, Repeatable, Timestamp, UploadStream, alone
 
 
@@ -42,6 +43,11 @@ class Device(Protocol):
     @property
     def cusparse(self) -> Library:
         """CuSPARSE on the rank's stream. Raises: BackendError if there is none."""
+        ...
+
+    @property
+    def block_kernels(self) -> BlockKernels | None:
+        """Triton's kernels on the rank's stream; None where Triton is not installed or they were not measured."""
         ...
 
     def activate(self) -> None:

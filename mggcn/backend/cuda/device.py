@@ -25,6 +25,7 @@ from mggcn.backend.cuda.cusparse import Library
 from mggcn.backend.cuda.kernels import Module
 from mggcn.backend.cuda.presence import import_cupy
 from mggcn.backend.cuda.sizes import DeviceTraits
+from mggcn.backend.cuda.triton_kernels import TritonKernels, available
 from mggcn.backend.cuda.upload import Uploads
 from mggcn.backend.events import Agree, Eager, Event, Repeatable, alone
 
@@ -145,6 +146,10 @@ class CudaDevice:
     @property
     def cusparse(self) -> Library:
         return Library(lambda: torch.cuda.current_stream().cuda_stream)
+
+    @property
+    def block_kernels(self) -> TritonKernels | None:
+        return TritonKernels(self._cupy, self.traits.capability) if available(self.traits.capability) else None
 
     def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
         self._uploads.write(array, out)
