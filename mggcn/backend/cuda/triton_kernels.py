@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -91,7 +92,10 @@ def compile_kernel(
     options: Options,
     capability: tuple[int, int],
 ) -> Code:
-    """Compile a kernel of cuda/dense.py. Cost: about a second, or what Triton keeps on disk. Needs no GPU."""
+    """Compile a kernel of cuda/dense.py. Needs no GPU. Raises: BackendError if Triton's cache cannot be written.
+
+    Cost: about a second where no process before has compiled it.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -104,11 +108,19 @@ def compile_kernel(
     settings = {"num_warps": options.warps, "num_stages": options.stages}
     if options.registers:
         settings["maxnreg"] = options.registers
-    made = triton.compile(ASTSource(function, signature, constexprs=fixed, attrs=hints), target, settings)
+    with COMPILING:
+        try:
+            made = triton.compile(ASTSource(function, signature, constexprs=fixed, attrs=hints), target, settings)
+        except OSError as error:
+            raise BackendError(
+                f"Triton cannot keep what it compiles ({error}); let TRITON_CACHE_DIR name a folder that can be written"
+            ) from error
     taken = tuple((name, of) for name, of in signature.items() if of != "constexpr")
     return Code(made.asm["cubin"], made.metadata.name, made.metadata.shared, taken)
 
 
+COMPILING = threading.Lock()
+"""Ranks that are threads compile the same kernels: the first one does."""
 SCALARS: dict[str, Callable[[Any], Any]] = {"i32": np.int32, "i64": np.int64, "fp32": np.float32}
 SMALL_SHARED = 48 * 1024
 """Shared memory that a kernel may use unasked, in bytes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from mggcn.backend.cuda.dense_blocks import Options, dense_bytes
 from mggcn.backend.cuda.dense_products import DenseProducts
 from mggcn.backend.cuda.triton_kernels import Args, Constants, compile_kernel, is_aligned, kind
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.errors import BackendError
 from tests.backend import test_product_grad, test_two_types
 from tests.backend.cases import (
     Make,
@@ -245,6 +247,15 @@ def test_kernels_compile_for_a_gpu(dtype: torch.dtype) -> None:
     dense.rows_grad(g, w.t(), h, Gradient(partials=torch.empty(64, 100, dtype=torch.float64)))
     assert set(compiled.shared) == {"pack", "product_rows", "product_rows_grad"}
     assert 0 < max(compiled.shared.values()) <= 227 * 1024
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fails if a run ends without a word on what to do."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
+    b = torch.empty(8, 8)
+    with pytest.raises(BackendError, match="let TRITON_CACHE_DIR name a folder"):
+        DenseProducts(Compiled(), torch.empty(ROOM, dtype=torch.uint8), 2).rows(b, b, b)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16"])
