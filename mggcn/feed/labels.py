@@ -69,8 +69,7 @@ def rows_of_labels(graph: Graph, ids: npt.NDArray[np.int64], dtype: str) -> npt.
         raise GraphError(
             f"{graph.name} has no labels, so nothing can be trained; add labels when you prepare the graph"
         )
-    # No map: NumPy's class for them takes microseconds of Python in every operation.
-    labels = np.asarray(graph.labels.take(ids)).astype(dtype if graph.task != "classes" else np.int32)
+    labels: npt.NDArray[Any] = graph.labels.take(ids).astype(dtype if graph.task != "classes" else np.int32)
     if graph.task == "labels":
         labels[labels < 0] = np.nan
     if graph.task != "classes" or not ids.size or labels.min() < 0 or labels.max() >= graph.num_classes:

@@ -83,8 +83,8 @@ class FileRows:
         with self._open() as file:
             if self.checked is not None:
                 self.checked.check(file)
-            mapped: Array = np.memmap(file, self.dtype, "r", self.offset, self.shape)
-        return mapped
+            mapped = np.memmap(file, self.dtype, "r", self.offset, self.shape)
+        return np.asarray(mapped)  # NumPy's class for maps runs Python in every operation, also on rows that were taken
 
     copied = False
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mggcn
+import mggcn.nn
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig, TrainConfig
 from mggcn.graph.csr import Graph, Rows
 from mggcn.graph.edges import ColumnOf, RowIds
