@@ -8,7 +8,7 @@
 // sums  kEdges edges in flight for each group of lanes, heads side by side; groups and warps hold (m, l, z) of their
 // own,
 //       which are combined in their order: bitwise repeatable, no atomics. A row of n edges takes n / kEdges steps of a
-//       warp, a long one n / (16 kEdges) of a block. Gain: docs/notes/0039. Twin: cpu/attention.cpp.
+//       warp, a long one n / (8 kEdges) of a block. Gain: docs/notes/0039. Twin: cpu/attention.cpp.
 #include "attention.cuh"
 
 struct Attend {
@@ -166,30 +166,22 @@ __device__ __forceinline__ void attend_row(const Heads& w, const Attend& a, long
   }
 }
 
-// grid  ceil(V / 4), block 128: a warp per row of at most `longest` edges
-extern "C" __global__ void __launch_bounds__(128, kBlocks)
+// grid  num_long + num_hubs + ceil(V / 8), block 256: a block per long row, then a warp per other one
+extern "C" __global__ void __launch_bounds__(256, 2)
     attend(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows, long long ld,
            const storage_t* own, long long ld_own, storage_t* out, long long ld_out, storage_t* state,
            long long ld_state, const real_t* a, const long long* ids, const long long* clock, unsigned layer,
            unsigned threshold, float keep_scale, int heads, int first_head, int cols, double slope, int fresh, int last,
-           int head_lanes, int lanes, const unsigned char* order, long long num_rows, int longest) {
-  const long long row = row_in_order(order, num_rows);
-  if (row >= num_rows || (indptr && indptr[row + 1] - indptr[row] > longest)) return;
+           int head_lanes, int lanes, const int* long_rows, const int* hubs, int num_long, int num_hubs,
+           const unsigned char* order, long long num_rows, int longest) {
   const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols, head_lanes};
   const Edges edges = {indptr, indices, counts, rows, ld};
   const Attend x = {edges, own, ld_own, out, ld_out, state, ld_state, ids, fresh, last};
-  attend_row(w, x, row, Team<1>{lanes});
-}
-
-// grid  num_long + hubs, block 512: a block per longer row
-extern "C" __global__ void __launch_bounds__(512, 1)
-    attend_long(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows, long long ld,
-                const storage_t* own, long long ld_own, storage_t* out, long long ld_out, storage_t* state,
-                long long ld_state, const real_t* a, const long long* ids, const long long* clock, unsigned layer,
-                unsigned threshold, float keep_scale, int heads, int first_head, int cols, double slope, int fresh,
-                int last, int head_lanes, int lanes, const int* long_rows, int num_long, const int* hubs) {
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols, head_lanes};
-  const Edges edges = {indptr, indices, counts, rows, ld};
-  const Attend x = {edges, own, ld_own, out, ld_out, state, ld_state, ids, fresh, last};
-  attend_row(w, x, long_row(long_rows, num_long, hubs), Team<kWarpsOfLong>{lanes});
+  const Rows all = {long_rows, hubs, num_long, num_hubs, order, num_rows, longest};
+  if (all.in_long_block()) {
+    attend_row(w, x, long_row(long_rows, hubs, num_hubs), Team<kWarpsOfBoth>{lanes});
+  } else {
+    const long long row = all.of_warp(indptr);
+    if (row >= 0) attend_row(w, x, row, Team<1>{lanes});
+  }
 }

@@ -41,9 +41,15 @@ constexpr bool kTight = true;
 #else
 constexpr bool kTight = false;
 #endif
-// Edges in flight, and blocks of a multiprocessor: what registers suffice for without spilling.
-constexpr int kEdges = kVector == 4 ? 4 / (kDynamic ? 2 : 1) / (kTight ? 2 : 1) : kDynamic || kDrops ? 1 : 2;
-constexpr int kBlocks = kVector == 4 && !kDynamic && !kDrops && !kTight ? 5 : 4;
+#ifdef MGGCN_BACKWARDS
+constexpr bool kBackwards = true;
+#else
+constexpr bool kBackwards = false;
+#endif
+// Edges in flight: for what registers suffice without spilling.
+constexpr int kEdges = kVector == 4         ? 4 / (kDynamic && kBackwards ? 2 : 1) / (kTight ? 2 : 1)
+                       : kDynamic || kDrops ? 1
+                                            : 2;
 
 typedef real_t Pieces[kPieces][kVector];
 

@@ -8,6 +8,7 @@
 // moves per edge 4 bytes of index and the row that travels; per row what is its own and the result
 // sums  kEdges edges in flight, groups and warps added in their order: bitwise repeatable, no atomics. Steps as in
 //       attention.cu. Gain: docs/notes/0039. Twin: cpu/attention.cpp.
+#define MGGCN_BACKWARDS
 #include "attention.cuh"
 
 struct Gradient {
@@ -170,56 +171,41 @@ __device__ __forceinline__ void gradient_of_row(const Heads& w, const Gradient& 
   }
 }
 
-// grid  ceil(V / 4), block 128: a warp per row of at most `longest` edges
-extern "C" __global__ void __launch_bounds__(128, 4)
+template <bool kToSource>
+__device__ __forceinline__ void gradient_of_rows(const Heads& w, const Gradient& a, const Rows& all, int lanes) {
+  if (all.in_long_block()) {
+    gradient_of_row<kToSource>(w, a, long_row(all.long_rows, all.hubs, all.num_hubs), Team<kWarpsOfBoth>{lanes});
+  } else {
+    const long long row = all.of_warp(a.edges.indptr);
+    if (row >= 0) gradient_of_row<kToSource>(w, a, row, Team<1>{lanes});
+  }
+}
+
+// grid  num_long + num_hubs + ceil(V / 8), block 256: a block per long row, then a warp per other one
+extern "C" __global__ void __launch_bounds__(256, 2)
     attend_sources(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows,
                    long long ld, const storage_t* own, long long ld_own, storage_t* out, long long ld_out,
                    const real_t* a, const long long* ids, const long long* clock, unsigned layer, unsigned threshold,
                    float keep_scale, int heads, int first_head, int cols, double slope, int fresh, int head_lanes,
-                   int lanes, const unsigned char* order, long long num_rows, int longest) {
-  const long long row = row_in_order(order, num_rows);
-  if (row >= num_rows || indptr[row + 1] - indptr[row] > longest) return;
+                   int lanes, const int* long_rows, const int* hubs, int num_long, int num_hubs,
+                   const unsigned char* order, long long num_rows, int longest) {
   const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols, head_lanes};
   const Gradient x = {{indptr, indices, counts, rows, ld}, own, ld_own, out, ld_out, nullptr, 0, ids, fresh};
-  gradient_of_row<true>(w, x, row, Team<1>{lanes});
+  const Rows all = {long_rows, hubs, num_long, num_hubs, order, num_rows, longest};
+  gradient_of_rows<true>(w, x, all, lanes);
 }
 
-// grid  num_long + hubs, block 512: a block per longer row
-extern "C" __global__ void __launch_bounds__(512, 1)
-    attend_sources_long(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows,
-                        long long ld, const storage_t* own, long long ld_own, storage_t* out, long long ld_out,
-                        const real_t* a, const long long* ids, const long long* clock, unsigned layer,
-                        unsigned threshold, float keep_scale, int heads, int first_head, int cols, double slope,
-                        int fresh, int head_lanes, int lanes, const int* long_rows, int num_long, const int* hubs) {
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols, head_lanes};
-  const Gradient x = {{indptr, indices, counts, rows, ld}, own, ld_own, out, ld_out, nullptr, 0, ids, fresh};
-  gradient_of_row<true>(w, x, long_row(long_rows, num_long, hubs), Team<kWarpsOfLong>{lanes});
-}
-
-// grid  ceil(V / 4), block 128: a warp per row of at most `longest` edges
-extern "C" __global__ void __launch_bounds__(128, kBlocks)
+// grid  num_long + num_hubs + ceil(V / 8), block 256: a block per long row, then a warp per other one
+extern "C" __global__ void __launch_bounds__(256, 2)
     attend_destinations(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows,
                         long long ld, const storage_t* own, long long ld_own, storage_t* out, long long ld_out,
                         storage_t* beside, long long ld_beside, const real_t* a, const long long* ids,
                         const long long* clock, unsigned layer, unsigned threshold, float keep_scale, int heads,
                         int first_head, int cols, double slope, int fresh, int head_lanes, int lanes,
-                        const unsigned char* order, long long num_rows, int longest) {
-  const long long row = row_in_order(order, num_rows);
-  if (row >= num_rows || indptr[row + 1] - indptr[row] > longest) return;
+                        const int* long_rows, const int* hubs, int num_long, int num_hubs, const unsigned char* order,
+                        long long num_rows, int longest) {
   const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols, head_lanes};
   const Gradient x = {{indptr, indices, counts, rows, ld}, own, ld_own, out, ld_out, beside, ld_beside, ids, fresh};
-  gradient_of_row<false>(w, x, row, Team<1>{lanes});
-}
-
-// grid  num_long + hubs, block 512: a block per longer row
-extern "C" __global__ void __launch_bounds__(512, 1)
-    attend_destinations_long(const long long* indptr, const int* indices, const real_t* counts, const storage_t* rows,
-                             long long ld, const storage_t* own, long long ld_own, storage_t* out, long long ld_out,
-                             storage_t* beside, long long ld_beside, const real_t* a, const long long* ids,
-                             const long long* clock, unsigned layer, unsigned threshold, float keep_scale, int heads,
-                             int first_head, int cols, double slope, int fresh, int head_lanes, int lanes,
-                             const int* long_rows, int num_long, const int* hubs) {
-  const Heads w = {a, (real_t)slope, {clock, layer, threshold, keep_scale}, heads, first_head, cols, head_lanes};
-  const Gradient x = {{indptr, indices, counts, rows, ld}, own, ld_own, out, ld_out, beside, ld_beside, ids, fresh};
-  gradient_of_row<false>(w, x, long_row(long_rows, num_long, hubs), Team<kWarpsOfLong>{lanes});
+  const Rows all = {long_rows, hubs, num_long, num_hubs, order, num_rows, longest};
+  gradient_of_rows<false>(w, x, all, lanes);
 }

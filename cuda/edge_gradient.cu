@@ -74,9 +74,9 @@ extern "C" __global__ void __launch_bounds__(512, 1)
                        const int* edge_ids, const storage_t* a, long long ld_a, int a_of, int a_narrow,
                        const storage_t* b, long long ld_b, int b_of, int b_narrow, const storage_t* g, long long ld_g,
                        const int* winners, storage_t* out, long long ld_out, int cols, int partial, int narrow_out,
-                       float scale, int lanes, const int* long_rows, int num_long, const int* hubs) {
+                       float scale, int lanes, const int* long_rows, const int* hubs, int num_hubs) {
   const EdgeRows edges = {indptr, ends, place, starts, edge_ids};
   const Operand of_a = {a, ld_a, a_of, a_narrow}, of_b = {b, ld_b, b_of, b_narrow};
   const Gradient x = {edges, of_a, of_b, g, ld_g, winners, out, ld_out, cols, partial, narrow_out, (real_t)scale};
-  gradient_of_row(x, long_row(long_rows, num_long, hubs), Team<kWarpsOfLong>{lanes});
+  gradient_of_row(x, long_row(long_rows, hubs, num_hubs), Team<kWarpsOfLong>{lanes});
 }

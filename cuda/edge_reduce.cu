@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     edge_reduce_long(const long long* indptr, const int* ends, const int* edge_ids, const storage_t* lhs,
                      long long ld_lhs, int lhs_of, int lhs_narrow, const storage_t* rhs, long long ld_rhs, int rhs_of,
                      int rhs_narrow, storage_t* out, long long ld_out, int* winners, int cols, int op, int reducer,
-                     int lanes, const int* long_rows, int num_long, const int* hubs) {
+                     int lanes, const int* long_rows, const int* hubs, int num_hubs) {
   const Reduce a = {{indptr, ends, nullptr, nullptr, edge_ids},
                     {lhs, ld_lhs, lhs_of, lhs_narrow},
                     {rhs, ld_rhs, rhs_of, rhs_narrow},
@@ -137,5 +137,5 @@ extern "C" __global__ void __launch_bounds__(512, 1)
                     cols,
                     op,
                     reducer};
-  reduce_row(a, long_row(long_rows, num_long, hubs), Team<kWarpsOfLong>{lanes});
+  reduce_row(a, long_row(long_rows, hubs, num_hubs), Team<kWarpsOfLong>{lanes});
 }

@@ -7,7 +7,7 @@
 // moves per entry 4 bytes of index and (D + 1) sizeof storage, per row 2 D sizeof storage
 // sums  kEdges entries in flight for each group of `lanes` lanes, each with kPieces pieces of 16 bytes. Any order gives
 //       the same (take): bitwise repeatable, no atomics. A row of n entries takes n / kEdges steps of a warp, a long
-//       one n / (16 kEdges) of a block. Gain: docs/notes/0039. Twin: cpu/maximum.cpp.
+//       one n / (8 kEdges) of a block. Gain: docs/notes/0039. Twin: cpu/maximum.cpp.
 // -DMGGCN_TIGHT: pieces are not aligned, or end behind what may be read of a row
 #include "columns.cuh"
 #include "teams.cuh"
@@ -23,12 +23,16 @@ struct Held {
   number_t winner[kPieces][kVector];
 };
 
-struct Rows {
+struct Maximum {
   const long long* indptr;
   const int* indices;
   const storage_t* rows;
   long long ld;
-  int cols;
+  storage_t* out;
+  long long ld_out;
+  storage_t* winners;
+  long long ld_winners;
+  int cols, fresh, last;
 };
 
 // What the groups of a team hold, in the first one.
@@ -80,8 +84,7 @@ __device__ __forceinline__ void store(storage_t* to, storage_t* whose, int left,
 }
 
 template <int kWarps>
-__device__ __forceinline__ void maximum_of_row(const Rows& a, storage_t* out, storage_t* winners, bool vectors,
-                                               int fresh, int last, long long row, const Team<kWarps>& team) {
+__device__ __forceinline__ void maximum_of_row(const Maximum& a, long long row, const Team<kWarps>& team) {
   const long long begin = a.indptr ? a.indptr[row] : 0, end = a.indptr ? a.indptr[row + 1] : 0;
   const int step = team.lanes * kVector;
   for (int tile = 0; tile < a.cols; tile += kPieces * step) {
@@ -118,34 +121,28 @@ __device__ __forceinline__ void maximum_of_row(const Rows& a, storage_t* out, st
     __syncwarp();
     combine(team, held);
     if (team.group()) continue;
+    const bool vectors = rows_aligned(a.out, a.ld_out) && rows_aligned(a.winners, a.ld_winners);
+    storage_t *to = a.out + row * a.ld_out, *whose = a.winners + row * a.ld_winners;
 #pragma unroll
     for (int p = 0; p < kPieces; ++p)
       if (column[p] < a.cols)
-        store(out + column[p], winners + column[p], a.cols - column[p], vectors, fresh, last, held.value[p],
+        store(to + column[p], whose + column[p], a.cols - column[p], vectors, a.fresh, a.last, held.value[p],
               held.winner[p]);
   }
 }
 
-// grid  ceil(V / 4), block 128: a warp per row of at most `longest` entries
-extern "C" __global__ void __launch_bounds__(128, 6)
+// grid  num_long + num_hubs + ceil(V / 8), block 256: a block per long row, then a warp per other one
+extern "C" __global__ void __launch_bounds__(256, 3)
     maximum(const long long* indptr, const int* indices, const storage_t* rows, long long ld, storage_t* out,
             long long ld_out, storage_t* winners, long long ld_winners, int cols, int fresh, int last, int lanes,
-            const unsigned char* order, long long num_rows, int longest) {
-  const long long row = row_in_order(order, num_rows);
-  if (row >= num_rows || (indptr && indptr[row + 1] - indptr[row] > longest)) return;
-  const Rows a = {indptr, indices, rows, ld, cols};
-  const bool vectors = rows_aligned(out, ld_out) && rows_aligned(winners, ld_winners);
-  maximum_of_row(a, out + row * ld_out, winners + row * ld_winners, vectors, fresh, last, row, Team<1>{lanes});
-}
-
-// grid  num_long + hubs, block 512: a block per longer row
-extern "C" __global__ void __launch_bounds__(512, 1)
-    maximum_long(const long long* indptr, const int* indices, const storage_t* rows, long long ld, storage_t* out,
-                 long long ld_out, storage_t* winners, long long ld_winners, int cols, int fresh, int last, int lanes,
-                 const int* long_rows, int num_long, const int* hubs) {
-  const long long row = long_row(long_rows, num_long, hubs);
-  const Rows a = {indptr, indices, rows, ld, cols};
-  const bool vectors = rows_aligned(out, ld_out) && rows_aligned(winners, ld_winners);
-  maximum_of_row(a, out + row * ld_out, winners + row * ld_winners, vectors, fresh, last, row,
-                 Team<kWarpsOfLong>{lanes});
+            const int* long_rows, const int* hubs, int num_long, int num_hubs, const unsigned char* order,
+            long long num_rows, int longest) {
+  const Maximum a = {indptr, indices, rows, ld, out, ld_out, winners, ld_winners, cols, fresh, last};
+  const Rows all = {long_rows, hubs, num_long, num_hubs, order, num_rows, longest};
+  if (all.in_long_block()) {
+    maximum_of_row(a, long_row(long_rows, hubs, num_hubs), Team<kWarpsOfBoth>{lanes});
+  } else {
+    const long long row = all.of_warp(indptr);
+    if (row >= 0) maximum_of_row(a, row, Team<1>{lanes});
+  }
 }

@@ -7,7 +7,7 @@
 //       D sizeof storage
 // sums  kEdges entries in flight for each group of `lanes` lanes, each with kPieces pieces of 16 bytes of either half;
 //       groups and warps are added in order: bitwise repeatable, no atomics. A row of n entries takes n / kEdges steps
-//       of a warp, a long one n / (16 kEdges) of a block. Gain: docs/notes/0039. Twin: cpu/maximum.cpp.
+//       of a warp, a long one n / (8 kEdges) of a block. Gain: docs/notes/0039. Twin: cpu/maximum.cpp.
 // -DMGGCN_TIGHT: pieces are not aligned, or end behind their half of a row
 #include "columns.cuh"
 #include "teams.cuh"
@@ -16,7 +16,7 @@
 #ifndef MGGCN_PIECES
 #define MGGCN_PIECES 1
 #endif
-constexpr int kPieces = kVector > 4 ? 1 : MGGCN_PIECES, kEdges = kVector > 4 ? 2 : 4 / kPieces;
+constexpr int kPieces = kVector > 4 ? 1 : MGGCN_PIECES, kEdges = kVector > 4 ? 1 : 4 / kPieces;
 
 struct Won {
   const long long* indptr;
@@ -122,23 +122,19 @@ __device__ __forceinline__ void gradient_of_row(const Won& a, long long row, num
   }
 }
 
-// grid  ceil(V / 4), block 128: a warp per row of at most `longest` entries
-extern "C" __global__ void __launch_bounds__(128)
+// grid  num_long + num_hubs + ceil(V / 8), block 256: a block per long row, then a warp per other one
+extern "C" __global__ void __launch_bounds__(256, 3)
     maximum_grad(const long long* indptr, const int* indices, const storage_t* rows, long long ld, const long long* ids,
-                 storage_t* out, long long ld_out, int cols, int fresh, int lanes, const unsigned char* order,
-                 long long num_rows, int longest) {
-  const long long row = row_in_order(order, num_rows);
-  if (row >= num_rows || indptr[row + 1] - indptr[row] > longest) return;
+                 storage_t* out, long long ld_out, int cols, int fresh, int lanes, const int* long_rows,
+                 const int* hubs, int num_long, int num_hubs, const unsigned char* order, long long num_rows,
+                 int longest) {
   const Won a = {indptr, indices, rows, ld, out, ld_out, cols, fresh};
-  gradient_of_row(a, row, (number_t)ids[row], Team<1>{lanes});
-}
-
-// grid  num_long + hubs, block 512: a block per longer row
-extern "C" __global__ void __launch_bounds__(512, 1)
-    maximum_grad_long(const long long* indptr, const int* indices, const storage_t* rows, long long ld,
-                      const long long* ids, storage_t* out, long long ld_out, int cols, int fresh, int lanes,
-                      const int* long_rows, int num_long, const int* hubs) {
-  const long long row = long_row(long_rows, num_long, hubs);
-  const Won a = {indptr, indices, rows, ld, out, ld_out, cols, fresh};
-  gradient_of_row(a, row, (number_t)ids[row], Team<kWarpsOfLong>{lanes});
+  const Rows all = {long_rows, hubs, num_long, num_hubs, order, num_rows, longest};
+  if (all.in_long_block()) {
+    const long long row = long_row(long_rows, hubs, num_hubs);
+    gradient_of_row(a, row, (number_t)ids[row], Team<kWarpsOfBoth>{lanes});
+  } else {
+    const long long row = all.of_warp(indptr);
+    if (row >= 0) gradient_of_row(a, row, (number_t)ids[row], Team<1>{lanes});
+  }
 }

@@ -5,6 +5,7 @@
 constexpr int kWindow = 256;      // consecutive rows that are ordered by length among themselves
 constexpr int kWarpsOfBlock = 4;  // rows of a block whose rows are a warp each
 constexpr int kWarpsOfLong = 16;  // of a block that has one long row
+constexpr int kWarpsOfBoth = 8;   // of a block of a grid that has both: a long row, or a row for each warp
 
 // kWarps warps in groups of `lanes` (a power of two), each lane with some columns of a tile. Groups take entries of the
 // row in turn, so that order and sums depend on nothing but shapes.
@@ -20,15 +21,26 @@ struct Team {
 // The place of this warp in the grid.
 __device__ __forceinline__ long long warp_number() { return blockIdx.x * (long long)kWarpsOfBlock + threadIdx.x / 32; }
 
-// The row of this warp: the longest of a window come first, so that the warps of a block end together; order null: as
-// they are. From the number of rows on it is none.
-__device__ __forceinline__ long long row_in_order(const unsigned char* order, long long rows) {
-  const long long at = warp_number();
-  return order && at < rows ? at / kWindow * kWindow + order[at] : at;
+// The row of a block of long ones: the hubs, which are the first of four numbers each, then those of long_rows.
+__device__ __forceinline__ long long long_row(const int* long_rows, const int* hubs, int num_hubs) {
+  const int block = (int)blockIdx.x;
+  return block < num_hubs ? hubs[4 * block] : long_rows[block - num_hubs];
 }
 
-// The row of a block of long ones: first those of long_rows, then the hubs, which are the first of four numbers each.
-__device__ __forceinline__ long long long_row(const int* long_rows, int num_long, const int* hubs) {
-  const int block = (int)blockIdx.x;
-  return block < num_long ? long_rows[block] : hubs[4 * (block - num_long)];
-}
+// All rows of a grid: blocks of long ones come first, so that the others run beside them.
+struct Rows {
+  const int *long_rows, *hubs;
+  int num_long, num_hubs;
+  const unsigned char* order;  // uint8 [whole windows] or null: as they are
+  long long count;
+  int longest;  // entries of a row that a warp takes
+
+  __device__ __forceinline__ bool in_long_block() const { return (int)blockIdx.x < num_long + num_hubs; }
+  // The row of this warp, -1 for none: the longest of a window come first, so that the warps of a block end together.
+  __device__ __forceinline__ long long of_warp(const long long* indptr) const {
+    const long long block = (long long)blockIdx.x - num_long - num_hubs, at = block * kWarpsOfBoth + threadIdx.x / 32;
+    if (at >= count) return -1;
+    const long long row = order ? at / kWindow * kWindow + order[at] : at;
+    return indptr && indptr[row + 1] - indptr[row] > longest ? -1 : row;
+  }
+};

@@ -146,6 +146,7 @@ class Problem:
             return rng.normal(size=size).astype(np.float32).astype(np.float64)
 
         self.x, self.g, self.a = numbers(n, width), numbers(v, width), numbers(*shape)
+        self.a = (self.a / self.cols**0.5).astype(np.float32).astype(np.float64)  # scores of about one, however wide
         self.s = numbers(n, self.heads) * np.float32(scale)
         self.own = numbers(v, width if dynamic else self.heads) * np.float32(scale)
         self.ids, self.ids_t = rng.permutation(n + 3)[:v].astype(np.int64), rng.permutation(n).astype(np.int64)
@@ -159,11 +160,14 @@ class Problem:
     def _mask(self, drop: Dropout | None) -> np.ndarray:
         if drop is None:
             return np.ones((*self.pattern.shape, self.heads))
-        counter = np.zeros((*self.pattern.shape, 1, 4), np.uint64)
+        groups = -(-self.heads // 8)
+        counter = np.zeros((*self.pattern.shape, groups, 4), np.uint64)
+        counter[..., 0] = np.arange(groups)
         counter[..., 1], counter[..., 2] = self.ids_t[None, :, None], self.ids[:, None, None]
         counter[..., 3] = 1 << 31 | SITE
         words = philox(counter, (SEED, EPOCH))
-        halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1).reshape(*self.pattern.shape, 8)
+        halves = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], axis=-1)
+        halves = halves.reshape(*self.pattern.shape, 8 * groups)
         return (halves[..., : self.heads] >= drop.threshold) * float(np.float32(drop.keep_scale))
 
     def of(self, ids: np.ndarray) -> Heads:

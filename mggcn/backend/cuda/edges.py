@@ -81,7 +81,7 @@ class CudaEdges:
         num_long, hubs = plan.num_long(UNROLL), plan.hubs.shape[0]
         short = (rows, plan.limit(UNROLL))
         self._kernels.launch(kernel, kernel, (-(-rows // ROWS_OF_BLOCK),), (BLOCK,), *args, *short)
-        long = (plan.long_rows, num_long, plan.hubs)
+        long = (plan.long_rows, plan.hubs, hubs)
         self._kernels.launch(kernel, f"{kernel}_long", (num_long + hubs,), (LONG_BLOCK,), *args, *long)
 
 

@@ -1,6 +1,6 @@
 """Maximum and attention on a GPU: launches of cuda/maximum*.cu, cuda/attention*.cu and cuda/neighbour_rows.cu.
 
-Rows are walked by a warp each, those of more than Schedule.limit entries by a block each, which is launched first. Every
+Rows are walked by a warp each, those of more than Schedule.limit entries by a block each, the first of the same grid. Every
 grid, block and option is a pure function of shapes, types, alignments and the matrix's schedule.
 """
 
@@ -11,12 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
-from mggcn.backend.cuda.edges import BLOCK, LONG_BLOCK, ROWS_OF_BLOCK, UNROLL, lanes
+from mggcn.backend.cuda.edges import BLOCK, UNROLL, lanes
+from mggcn.backend.cuda.edges import ROWS_OF_BLOCK as WARPS
 from mggcn.backend.cuda.kernels import Kernels, strided
 from mggcn.backend.cuda.spmm import Schedule, is_aligned
 from mggcn.backend.neighbours import Heads
 from mggcn.backend.sparse import Sparse
 
+ROWS_OF_BLOCK = 8
+"""kWarpsOfBoth of cuda/teams.cuh: a warp per row, all of them for a long one."""
 PIECES = 2
 """Most pieces of 16 bytes that a lane has of a row at a time."""
 MOST = 2**31 - 1
@@ -54,21 +57,22 @@ class CudaNeighbours:
     def _by_rows(
         self, file: str, kernel: str, matrix: Sparse | None, rows: int, args: tuple[Any, ...], options: tuple[str, ...]
     ) -> None:
-        """Launch a block per long row, then a warp per other one, the longest of a window first."""
-        order, longest = None, MOST
+        """Launch a block per hub and long row, then a warp per other one, the longest of a window first."""
+        long: tuple[Any, ...] = (None, None, 0, 0, None)
+        blocks, longest = 0, MOST
         if matrix is not None:
             plan: Schedule = matrix.schedule
             num_long, hubs = plan.num_long(UNROLL), plan.hubs.shape[0]
-            order, longest = plan.order, plan.limit(UNROLL)
-            long = (plan.long_rows, num_long, plan.hubs)
-            grid = (num_long + hubs,)
-            self._kernels.launch(file, f"{kernel}_long", grid, (LONG_BLOCK,), *args, *long, options=options)
-        short = (order, rows, longest)
-        grid = (-(-rows // ROWS_OF_BLOCK),)
-        self._kernels.launch(file, kernel, grid, (BLOCK,), *args, *short, options=options)
+            long, blocks, longest = (
+                (plan.long_rows, plan.hubs, num_long, hubs, plan.order),
+                num_long + hubs,
+                plan.limit(UNROLL),
+            )
+        grid = (blocks + -(-rows // ROWS_OF_BLOCK),) if rows else (0,)
+        self._kernels.launch(file, kernel, grid, (32 * ROWS_OF_BLOCK,), *args, *long, rows, longest, options=options)
 
     def _by_warps(self, kernel: str, warps: int, *args: Any) -> None:
-        self._kernels.launch("neighbour_rows", kernel, (-(-warps // ROWS_OF_BLOCK),), (BLOCK,), *args)
+        self._kernels.launch("neighbour_rows", kernel, (-(-warps // WARPS),), (BLOCK,), *args)
 
     def maximum(
         self, matrix: Sparse | None, rows: Tensor, out: Tensor, winners: Tensor, *, begins: bool, ends: bool
