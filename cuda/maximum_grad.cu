@@ -17,6 +17,11 @@
 #define MGGCN_PIECES 1
 #endif
 constexpr int kPieces = kVector > 4 ? 1 : MGGCN_PIECES, kEdges = kVector > 4 ? 1 : 4 / kPieces;
+#ifdef MGGCN_TIGHT
+constexpr int kBlocks = 2;  // of a multiprocessor: more would spill
+#else
+constexpr int kBlocks = 3;
+#endif
 
 struct Won {
   const long long* indptr;
@@ -123,7 +128,7 @@ __device__ __forceinline__ void gradient_of_row(const Won& a, long long row, num
 }
 
 // grid  num_long + num_hubs + ceil(V / 8), block 256: a block per long row, then a warp per other one
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(256, kBlocks)
     maximum_grad(const long long* indptr, const int* indices, const storage_t* rows, long long ld, const long long* ids,
                  storage_t* out, long long ld_out, int cols, int fresh, int lanes, const int* long_rows,
                  const int* hubs, int num_long, int num_hubs, const unsigned char* order, long long num_rows,
