@@ -128,7 +128,7 @@ def test_offsets_of_rows_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_edges, "MAKES", (far,) * 3)
     monkeypatch.setattr(test_edges, "COLS", (20,))
     hubs = {case.name: case for case in test_edges.EDGE_CASES}
-    checks: tuple[Callable[[KernelBackend], None], ...] = (
+    checks: tuple[Callable[[KernelBackend], object], ...] = (
         functools.partial(test_norms.test_layer_norm, make=far),
         functools.partial(test_norms.test_layer_norm_gradient, make=far),
         functools.partial(test_norms.test_column_moments, make=far),
@@ -142,7 +142,7 @@ def test_offsets_of_rows_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         functools.partial(test_loss.test_counts_of_entries_equal_numpy, rows=60, columns=7),
         functools.partial(test_rows.test_finish_in_place_and_not, make=far),
         functools.partial(test_rows.test_activation_grad, rows=37, make=far),
-        functools.partial(test_product_grad._check, rows=37, inner=7, cols=20),
+        functools.partial(test_product_grad.check, rows=37, inner=7, cols=20),
         test_move_rows.test_gather_and_scatter,
         functools.partial(test_neighbours.test_maximum, case=STAR, order="forwards", ties=False),
         combined,
