@@ -154,7 +154,7 @@ __device__ __forceinline__ void attend_row(const Heads& w, const Attend& a, long
           e[j] = score(w, at, weights, q, f.row[j], own);
         } else {
           const real_t q = e[j] + t;
-          e[j] = q > 0 ? q : w.slope * q;
+          e[j] = q > 0 ? q : rounded_product(w.slope, q);
         }
       }
       if (kDynamic) sum_heads(w, e);

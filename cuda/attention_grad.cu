@@ -101,7 +101,7 @@ __device__ __forceinline__ void add_edges(const Heads& w, const Gradient& a, con
 #pragma unroll
   for (int j = 0; j < kEdges; ++j) {
     const real_t slope = kDynamic || e[j] > 0 ? (real_t)1 : w.slope;
-    const real_t softened = exp_of(slope * e[j] - most[j]) * inverse[j];
+    const real_t softened = exp_of(rounded_product(slope, e[j]) - most[j]) * inverse[j];
     const real_t weight = j < f.there ? times(a.edges.counts, k + j * step, softened) : (real_t)0;
     const real_t taken = weight * factor(w, kept, j), felt = taken * products[j] - weight * dot[j];
     const Pieces& q = kSecond ? second[kSecond ? j : 0] : theirs[j];

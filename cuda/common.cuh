@@ -79,6 +79,15 @@ __device__ __forceinline__ void store_vector(storage_t* p, const real_t (&x)[kVe
 
 __device__ __forceinline__ real_t larger(real_t a, real_t b) { return a < b ? b : a; }
 
+// a b, rounded, and never fused with what is added: minus its equal it is 0, however large.
+__device__ __forceinline__ real_t rounded_product(real_t a, real_t b) {
+#if defined(MGGCN_F64)
+  return __dmul_rn(a, b);
+#else
+  return __fmul_rn(a, b);
+#endif
+}
+
 __device__ __forceinline__ real_t exp_of(real_t x) {
 #if defined(MGGCN_F64)
   return exp(x);

@@ -63,7 +63,7 @@ class Transposed(NamedTuple):
     order: npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnHop:
     """The drawn in-edges of each target, in the order of the graph's: views of the slot.
 

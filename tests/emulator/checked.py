@@ -1,7 +1,8 @@
-"""Runs tests on emulated kernels that look for more: `python -m tests.emulator.checked memory|races PYTEST-ARGUMENTS`.
+"""Runs tests on emulated kernels that look for more: `python -m tests.emulator.checked MODE PYTEST-ARGUMENTS`.
 
 memory: AddressSanitizer; a read or write outside a tensor's memory ends the process with a report. races: the build of
-races.hpp; an access that nothing orders after another thread's fails the launch, whatever came out of it.
+races.hpp; an access that nothing orders after another thread's fails the launch, whatever came out of it. fused: products
+are fused with what is added to them, as a GPU's compiler does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pytest
 
 from tests.emulator import module
 
-PLUGIN = "tests.emulator.checked"
+PLUGIN, MODE = "tests.emulator.checked", "MGGCN_EMULATOR_CHECKS"
 
 
 def main() -> int:
@@ -23,12 +24,13 @@ def main() -> int:
 
         sanitized.BUILD.mkdir(parents=True, exist_ok=True)
         return sanitized.run(PLUGIN, arguments)
+    os.environ[MODE] = mode  # for the workers, too
     return int(pytest.main(["-p", PLUGIN, *arguments]))
 
 
 if __name__ == "__main__":
     sys.exit(main())
 else:
-    # The runtime of AddressSanitizer, without which its builds do not load, says which of the two it is.
-    mode = "memory" if "libasan" in os.environ.get("LD_PRELOAD", "") else "races"
+    # The runtime of AddressSanitizer is needed by its builds alone.
+    mode = "memory" if "libasan" in os.environ.get("LD_PRELOAD", "") else os.environ[MODE]
     module.CHECKS = (*module.CHECKS, *module.MORE_CHECKS[mode])

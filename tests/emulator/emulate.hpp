@@ -116,6 +116,15 @@ To bits_as(From value) {
   return result;
 }
 static inline float __uint_as_float(unsigned v) { return bits_as<float>(v); }
+// Rounded whatever follows: no multiply-add is made of them.
+static inline float __fmul_rn(float a, float b) {
+  volatile float product = a * b;
+  return product;
+}
+static inline double __dmul_rn(double a, double b) {
+  volatile double product = a * b;
+  return product;
+}
 static inline unsigned __float_as_uint(float v) { return bits_as<unsigned>(v); }
 static inline float __int_as_float(int v) { return bits_as<float>(v); }
 static inline int __float_as_int(float v) { return bits_as<int>(v); }

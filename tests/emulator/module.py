@@ -29,8 +29,11 @@ CHECKS = ("-fsanitize=alignment,null,bounds,shift,integer-divide-by-zero",)
 MORE_CHECKS = {
     "memory": ("-fsanitize=address", "--param=asan-stack=0", "--param=asan-globals=0"),
     "races": ("-fsanitize=thread",),
+    "fused": ("-mfma", "-ffp-contract=fast", "-fexpensive-optimizations"),
 }
-"""What tests/emulator/checked.py adds: accesses outside tensors, with libasan loaded; races, by races.hpp alone."""
+"""What tests/emulator/checked.py adds: accesses outside tensors, with libasan loaded; races, by races.hpp alone; products
+fused with what is added to them, as a GPU's compiler does.
+"""
 # No strict aliasing, as nvcc: a row of floats is also read as float4.
 COMPILE = (
     *("g++", "-std=c++17", "-O1", "-fPIC", "-w", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),

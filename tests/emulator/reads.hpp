@@ -1,4 +1,5 @@
-// Counts reads of a range of memory, in builds with -fsanitize=thread whose hooks are these in place of those of races.hpp
+// Counts reads of a range of memory, in builds with -fsanitize=thread whose hooks are these in place of those of
+// races.hpp
 // (-U__SANITIZE_THREAD__): of all threads, and the most of one.
 #pragma once
 #include "schedule.hpp"
@@ -28,19 +29,22 @@ __attribute__((no_sanitize("thread"), noinline)) static void note_read(const voi
 #define HOOK __attribute__((no_sanitize("thread"), visibility("hidden"))) void
 extern "C" {
 __attribute__((visibility("default"), no_sanitize("thread"))) emulate::Reads* emulate_reads(const char* begin,
-                                                                                           const char* end) {
+                                                                                            const char* end) {
   for (unsigned& count : emulate::of_thread) count = 0;
   emulate::reads = {begin, end, 0, 0};
   return &emulate::reads;
 }
-#define ACCESS(size)                                                      \
-  HOOK __tsan_read##size(void* p) { emulate::note_read(p); }              \
-  HOOK __tsan_unaligned_read##size(void* p) { emulate::note_read(p); }    \
-  HOOK __tsan_write##size(void*) {}                                       \
+#define ACCESS(size)                                                   \
+  HOOK __tsan_read##size(void* p) { emulate::note_read(p); }           \
+  HOOK __tsan_unaligned_read##size(void* p) { emulate::note_read(p); } \
+  HOOK __tsan_write##size(void*) {}                                    \
   HOOK __tsan_unaligned_write##size(void*) {}
-ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
+ACCESS(1)
+ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
 #undef ACCESS
-HOOK __tsan_read_range(void* p, size_t) { emulate::note_read(p); }
+    HOOK __tsan_read_range(void* p, size_t) {
+  emulate::note_read(p);
+}
 HOOK __tsan_write_range(void*, size_t) {}
 HOOK __tsan_vptr_update(void**, void*) {}
 HOOK __tsan_vptr_read(void**) {}

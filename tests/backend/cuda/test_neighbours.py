@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,9 @@ from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.backend.cuda.neighbours import Lanes, lanes_of
 from mggcn.backend.neighbours import Heads
 from tests.backend.cases import filled, padded
+from tests.backend.emulated import emulated_backend
+from tests.backend.test_neighbours import check_huge_scores
+from tests.emulator import module
 from tests.emulator.reads import ReadingDevice
 
 ROWS, LONGEST = 2500, 2100
@@ -93,3 +98,11 @@ def check(device: ReadingDevice, kernels: dict[str, tuple[int, int]]) -> None:
 def test_lanes_of_heads(heads: int, cols: int, itemsize: int, drops: bool, expected: Lanes) -> None:
     """Fails if lanes are no power of two, idle without need, or a head's are fewer than the masks that they share."""
     assert lanes_of(heads, cols, itemsize, drops=drops) == expected
+
+
+@pytest.mark.skipif(" fma " not in Path("/proc/cpuinfo").read_text(), reason="the processor has no fused multiply-add")
+@pytest.mark.parametrize("order", ["whole", "backwards"])
+def test_huge_scores_where_products_are_fused(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a score that is a product is not rounded before its equal is taken from it, as happened on a GPU alone."""
+    monkeypatch.setattr(module, "CHECKS", (*module.CHECKS, *module.MORE_CHECKS["fused"]))
+    check_huge_scores(emulated_backend(torch.float32, 0), order)
