@@ -111,7 +111,8 @@ def test_loss_without_bias_adds_to_what_is_there(backend: KernelBackend) -> None
     out = filled(padded(backend, 60, 5)[0], z)
     loss = zeros(backend, 1, dtype=torch.float64).fill_(10.0)
     backend.softmax_xent(out, LossTarget(backend.upload(labels), backend.upload(mask), 1 / 60), None, loss, None)
-    assert float(loss) == pytest.approx(10.0 + expected, rel=1e-15)  # where the sum is fused with the product: the last bit
+    # Where the sum is fused with the product, the last bit differs.
+    assert float(loss) == pytest.approx(10.0 + expected, rel=1e-15)
     assert np.array_equal(host(out), grad)
 
 
