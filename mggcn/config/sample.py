@@ -47,7 +47,7 @@ class SampleConfig:
     where it takes little memory, or a batch norm or weights block would see the halves, else run."""
     ahead: Annotated[int, Range(-1, 64)] = -1
     """Batches that threads draw and gather beside the step; 0: each is drawn when it is its turn; -1: 2, and beside a GPU
-    half as many as a rank has cores, 2 to 8. No result changes."""
+    three for four cores of a rank, 2 to 12. No result changes."""
     compare_gradient: Annotated[int, Range(0)] = 0
     """Epochs after which the gradient of the next step is compared with the exact one of the whole graph, at the same
     weights: cosine and ratio of norms, in the history; 0: never. No other result changes."""

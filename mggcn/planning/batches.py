@@ -258,7 +258,8 @@ def pads_batches(config: Config) -> bool:
 
 def gather_threads(config: Config) -> int:
     """Return how many threads gather a batch's features: beside a GPU, the cores that draw no other batch share in it."""
-    return max(1, threads_of(config.run) // max(config.sample.ahead, 1)) if pads_batches(config) else 1
+    free = threads_of(config.run) - 2  # but for the thread of the steps and the system
+    return max(1, free // max(config.sample.ahead, 1)) if pads_batches(config) else 1
 
 
 def padded_layout(config: Config, shape: GraphShape, stack: Stack, values: Values) -> PaddedLayout:
