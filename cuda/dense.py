@@ -82,7 +82,7 @@ def rows_times(a, at, packed, n0, K: tl.constexpr, rows: tl.constexpr, cols: tl.
         else:
             above = upper(x)
             if parts == 2:
-                # Tensor cores cut off what does not fit beside a sum: along all of K 1e-5 of a result, within BK 7e-7.
+                # Tensor cores cut off what does not fit beside a sum: along all of K = 256 1e-5 of a result.
                 some = tl.dot(lower(x, above), y, input_precision="tf32")
                 some = tl.dot(above, tl.load(b + rows * cols + k), some, input_precision="tf32")
                 sums += tl.dot(above, y, some, input_precision="tf32")
