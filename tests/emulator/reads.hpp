@@ -39,8 +39,9 @@ __attribute__((visibility("default"), no_sanitize("thread"))) emulate::Reads* em
   HOOK __tsan_unaligned_read##size(void* p) { emulate::note_read(p); } \
   HOOK __tsan_write##size(void*) {}                                    \
   HOOK __tsan_unaligned_write##size(void*) {}
-ACCESS(1)
-ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
+// clang-format off
+ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
+// clang-format on
 #undef ACCESS
     HOOK __tsan_read_range(void* p, size_t) {
   emulate::note_read(p);
