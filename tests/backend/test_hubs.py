@@ -73,7 +73,7 @@ def test_graphs_have_rows_of_every_kind() -> None:
     assert found["power law"].num_long(8) > 1
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @by_graph
 def test_products(backend: KernelBackend, graph: str) -> None:
     """Fails if a part of a hub is left out or added twice."""
@@ -84,7 +84,7 @@ def test_products(backend: KernelBackend, graph: str) -> None:
     close(backend, host(out), pattern.astype(float) @ host(h))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @by_graph
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.4])
@@ -93,7 +93,7 @@ def test_attention(backend: KernelBackend, graph: str, dynamic: bool, p: float) 
     check_attention(Problem(backend, PATTERNS[graph](), (2, 12), dynamic, p), "whole")
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1, rest="slow")
 @by_graph
 def test_maximum(backend: KernelBackend, graph: str) -> None:
     """Fails if a warp's maximum is lost, or what its entries won."""
@@ -106,7 +106,7 @@ def edges_of(graph: str) -> EdgeCase:
     return EdgeCase(graph, max(PATTERNS[graph]().shape), source, destination)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @by_graph
 def test_edges(backend: KernelBackend, graph: str) -> None:
     """Fails if passes over edges lose one of a long row, in either direction."""
@@ -152,7 +152,7 @@ def results(backend: KernelBackend, graph: str, dynamic: bool, p: float) -> list
     return [value.tobytes() for value in found]
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1, rest="slow")
 @by_graph
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=type_name)
 @pytest.mark.parametrize("dynamic", [False, True])
