@@ -415,7 +415,7 @@ def test_threads_that_start_and_end_nccl_use_the_gpu_of_their_rank(monkeypatch: 
     group = SimpleNamespace(_get_backend=lambda device: backend)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=lambda **_: SimpleNamespace()), raising=False)
-    monkeypatch.setattr(dist, "new_group", lambda **_: contexts.call() or group)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(dist, "new_group", lambda **_: contexts.call() or group)  # type: ignore[func-returns-value]  # None, then
     monkeypatch.setattr(dist, "destroy_process_group", contexts.call)
     made = RealNccl({})
     opened = distributed._aside(lambda: made.open(device, timedelta(seconds=90))).result(HANGING_S)

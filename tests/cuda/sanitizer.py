@@ -63,7 +63,7 @@ else:
     module.get_function("reverse")((3,), (64,), (*addresses, np.int32(1)))
 try:
     device.synchronize()
-except Exception as error:
+except Exception as error:  # of torch or of CuPy, which sees first what was planted
     print(error)
 """
 

@@ -103,7 +103,7 @@ def ctyped(parameter: str) -> type:
 def called() -> dict[str, list[type]]:
     """What a product and the end of its descriptors call."""
     fake = Noting()
-    products = made(fake, "alg3")  # type: ignore[arg-type]
+    products = made(fake, "alg3")  # type: ignore[arg-type]  # a stand-in
     n = RANDOM.adj.shape
     products.multiply(sparse(RANDOM, None), torch.ones(n[1], 8), torch.ones(n[0], 8), accumulate=False, epilogue=None)
     del products
@@ -121,7 +121,7 @@ def test_cusparse_is_called_as_its_header_says(headers: str, cupy: Path) -> None
     given = called()
     assert {"cusparseSpMM", "cusparseSpMM_preprocess", "cusparseDestroyDnMat", "cusparseDestroy"} <= set(given)
     assert unlike(headers, given) == []
-    values = {name: int(re.search(rf"\b{name}\s*=\s*(\d+)", headers)[1]) for name in NAMED}  # type: ignore[index]
+    values = {name: int(re.search(rf"\b{name}\s*=\s*(\d+)", headers)[1]) for name in NAMED}  # type: ignore[index]  # found
     assert values == NAMED
     library = next(cupy.glob(f"nvidia/*/lib/{cusparse.NAME}")).read_bytes()
     assert [name for name in given if b"\0" + name.encode() + b"\0" not in library] == []

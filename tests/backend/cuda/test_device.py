@@ -139,7 +139,7 @@ def test_a_thread_that_waits_for_a_copy_makes_no_context_elsewhere(monkeypatch: 
     """Fails if a thread that draws batches ahead waits on GPU 0, where each of the other ranks would take half a GiB."""
     contexts = Contexts(monkeypatch)
     stream = SimpleNamespace(device=torch.device("cuda", 3))
-    event = cuda_device.CudaEvent(stream)  # type: ignore[arg-type]
+    event = cuda_device.CudaEvent(stream)  # type: ignore[arg-type]  # a stand-in
     for wait in (event.synchronize, event.done):
         thread = threading.Thread(target=wait)
         thread.start()

@@ -14,17 +14,17 @@ import triton.language as tl
 from tests.backend.cuda.interpreted import kernels, read_as_tf32
 
 
-def _multiply(a, b, out, N: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]
+def _multiply(a, b, out, N: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's pointers
     at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
     tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at), input_precision=precision))
 
 
-def _convert(x, out, N: tl.constexpr):  # type: ignore[no-untyped-def]
+def _convert(x, out, N: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's pointers
     at = tl.arange(0, N)
     tl.store(out + at, tl.load(x + at).to(out.dtype.element_ty))
 
 
-def _interpreted(function):  # type: ignore[no-untyped-def]
+def _interpreted(function):  # type: ignore[no-untyped-def]  # a kernel, which has no type
     kernels()  # mends
     return triton.runtime.interpreter.InterpretedFunction(function)
 
