@@ -35,9 +35,10 @@ class Blocks:
 NARROW = Blocks(64, 128, 64, Options(stages=3))
 """Of bfloat16. 256 x 256 on an H200: 0.116 ms with an epilogue, 0.149 as a gradient; six others 0.118 to 0.190."""
 WIDE = Blocks(64, 128, 16, Options(stages=3, registers=168))
-"""Of float32: three blocks on a multiprocessor. 256 x 256 on an H200: 0.261 ms, twelve others 0.268 to 0.410."""
+"""Of float32: three blocks on a multiprocessor. 256 x 256 on an H200, all of K in one sum: 0.261 ms, twelve others 0.268 to
+0.410. With sums of 16 of K no other was tried (docs/notes/0038)."""
 WIDE_GRAD = Blocks(64, 64, 16, Options(stages=3, registers=128))
-"""Of gradients in float32, whose column sums take registers: four blocks. On an H200: 0.346 ms, twelve others to 0.620."""
+"""Of gradients in float32, whose column sums take registers: four blocks. Chosen so: 0.346 ms, twelve others to 0.620."""
 
 
 def ceil_div(a: int, b: int) -> int:
