@@ -138,7 +138,8 @@ def product_rows_grad(a, ld_a, packed, h, ld_h, out, ld_out, M, keep_scale, h_sc
     column = n0 + tl.arange(0, BN)
     total = tl.zeros((BN,), tl.float64)
     blocks = tl.cdiv(M, BM)
-    for block in range(blocks * chunk // chunks, blocks * (chunk + 1) // chunks):
+    wide = chunk.to(tl.int64)  # blocks x chunks may pass 2^31
+    for block in range((blocks * wide // chunks).to(tl.int32), (blocks * (wide + 1) // chunks).to(tl.int32)):
         row = block * BM + tl.arange(0, BM)
         at = tl.minimum(row, M - 1).to(tl.int64)
         d = rows_times(a, at * ld_a, packed, n0, K, rows, cols, parts, BM, BN, BK)

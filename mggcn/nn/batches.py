@@ -24,7 +24,7 @@ from mggcn.blocks.draws import bounds
 from mggcn.blocks.sampler import Sampler
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import SampleConfig
-from mggcn.errors import GraphError
+from mggcn.errors import ConfigError, GraphError
 from mggcn.feed.batch import Batch
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
@@ -204,6 +204,8 @@ def batches(
     if not isinstance(graph, Graph):
         raise GraphError(f"expected a graph from mggcn.load(...), got {type(graph).__name__}")
     given: dict[str, Any] = {"fanout": fanout, "batch": batch, "draw": draw, "weights": weights}
+    if ahead < 0:
+        raise ConfigError(f"ahead expects 0 or more batches that are made beside the loop, got {ahead}")
     sample = SampleConfig(**given, drop_last=drop_last, ahead=ahead)
     sharing = Sharing(norm=norm, self_loops=self_loops, precision=precision, device=device, threads=threads, seed=seed)
     sharing.config(1, "auto")  # which refuses what a run would

@@ -62,15 +62,20 @@ def make_run_folder(config: Config, name: str, out: Path | None, made: list[Path
         resume = f", or continue that run: --resume {folder}, in Python Trainer.from_run" if is_run(folder) else ""
         raise RunError(f"{folder} exists and is not empty; {ANOTHER}{resume}")
     text, made = to_toml(config), [] if made is None else made
+    new = out is None or not folder.exists()
     try:
         with discarded_if_refused(made=made):
-            folder.mkdir(parents=True, exist_ok=True)
-            made.append(folder)
-            # Of two commands that found the folder empty, one makes the file.
+            folder.mkdir(parents=True, exist_ok=out is None or not new)
+            if new:
+                made.append(folder)
+            # Of two commands that found the folder empty, one makes the file, and the folder is its.
             with (folder / "config.toml").open("x", encoding="utf-8") as file:
+                if not new:
+                    made.append(folder)
                 file.write(text)
     except FileExistsError:
-        made.remove(folder)
+        if folder in made:
+            made.remove(folder)
         raise RunError(f"{folder} was taken by another run just now; {ANOTHER}") from None
     except OSError as error:
         raise RunError(f"the run folder {folder} cannot be written: {error.strerror}") from error

@@ -332,6 +332,7 @@ def test_other_types(precision: str) -> None:
     ("settings", "error", "words"),
     [
         ({"fanout": ()}, ConfigError, "fanout is not set"),
+        ({"ahead": -1}, ConfigError, "ahead expects 0 or more"),
         ({"fanout": (3, 0)}, ConfigError, "must be 1 or more for each layer"),
         ({"fanout": (3, 70_000)}, ConfigError, "a fan-out must lie in"),
         ({"fanout": (3, "few")}, ConfigError, "fanout expects"),

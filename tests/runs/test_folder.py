@@ -117,6 +117,13 @@ def test_a_run_never_overwrites_another(run: Path, tmp_path: Path) -> None:
     assert run_folders.make_run_folder(config_of(), "any", tmp_path / "a" / "b").is_dir()
 
 
+def test_a_link_to_nowhere_is_no_folder(tmp_path: Path) -> None:
+    """Fails if a name that is taken by something that is not there ends in a traceback."""
+    (tmp_path / "run").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="was taken by another run"):
+        run_folders.make_run_folder(config_of(), "any", tmp_path / "run")
+
+
 def test_a_signal_as_the_first_file_appears_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if what the signal finds is a folder that nobody removes."""
     opened = Path.open

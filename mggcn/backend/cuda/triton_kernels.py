@@ -11,6 +11,7 @@ import importlib.util
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -28,6 +29,8 @@ POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf
 LARGE = ("ld_", "step_")
 """Beginnings of the names of 64-bit numbers; others have 32."""
 MEASURED = (9, 0)
+TRIED = ("3.6.",)
+"""Triton's versions whose compiler and launches these kernels were tried with: both change from one to the next."""
 ALIGNED = 16
 """Triton is told which addresses and numbers are multiples of this many bytes, or of this number."""
 
@@ -51,8 +54,13 @@ class Code:
 
 
 def available(capability: tuple[int, int]) -> bool:
-    """Return whether Triton is installed and its kernels were measured on GPUs of this kind: an H200."""
-    return capability == MEASURED and importlib.util.find_spec("triton") is not None
+    """Return whether these kernels were measured on GPUs of this kind, an H200, and with the Triton that is installed."""
+    if capability != MEASURED or importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        return metadata.version("triton").startswith(TRIED)
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def kind(name: str, value: Tensor | int | float | None) -> str:

@@ -14,6 +14,7 @@ import torch
 from mggcn.backend.cuda import capture as cuda_capture
 from mggcn.backend.cuda import device as cuda_device
 from mggcn.backend.cuda import presence as cuda_presence
+from mggcn.backend.cuda import triton_kernels
 from mggcn.errors import BackendError
 from tests.emulator.contexts import Contexts
 
@@ -203,3 +204,16 @@ def test_a_system_that_pins_nothing_still_trains(caplog: pytest.LogCaptureFixtur
     memory = pinning(Registers(refuses=True)).pinned(100)
     assert memory.nbytes == 100
     assert "no pinned memory, so that uploads take longer: cudaErrorMemoryAllocation: out of memory" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "used"),
+    [((9, 0), "3.6.0", True), ((9, 0), "3.2.0", False), ((9, 0), "4.0.0", False), ((8, 0), "3.6.0", False)],
+)
+def test_products_of_tensor_cores_need_what_was_tried(
+    capability: tuple[int, int], version: str, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if another GPU, or a Triton whose compiler takes other arguments, multiplies by kernels that nobody tried."""
+    monkeypatch.setattr(triton_kernels.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(triton_kernels.metadata, "version", lambda name: version)
+    assert triton_kernels.available(capability) == used
