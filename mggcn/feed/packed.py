@@ -74,6 +74,8 @@ class PackedBatch:
         Raises: GraphError for a seed without a label; PlanError for edges that count other than one, without room for it.
         """
         self._drawn_here = drawn_here
+        self._pieces.clear()  # what an error left
+        self._read.clear()
         stack, seeds = self.layout.stack, batch.rows[self.layout.stack.seeds]
         found, most = self._labels(seeds, batch.seeds), stack.capacities[-1].targets
         self._put("labels", found.labels.reshape(-1))
