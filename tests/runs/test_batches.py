@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,12 @@ def as_batches_are_drawn(monkeypatch: pytest.MonkeyPatch, number: int, act: Call
     monkeypatch.setattr(SampledFeed, "_drawn", watched)
 
 
+def interrupt() -> None:
+    """Press Ctrl-C, and hold the batch back while the main thread, which looks after ranks now and then, hears of it."""
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(0.3)
+
+
 MORE: dict[str, list[str]] = {
     "gcn": [],
     "two threads of ranks": ["--ranks", "2", "--transport", "threads"],
@@ -66,7 +73,7 @@ def test_an_interrupted_run_goes_on_within_an_epoch(
     assert run_main(*command, "--out", whole) == 0
     with monkeypatch.context() as patched:
         # Drawn ahead at the earliest in the first step of an epoch, so that no run stops between two epochs.
-        as_batches_are_drawn(patched, 7, lambda: signal.raise_signal(signal.SIGINT))
+        as_batches_are_drawn(patched, 7, interrupt)
         assert run_main(*command, "--out", parts) == 130
     progress = json.loads(next((parts / "checkpoints").glob("*/progress.json")).read_text())
     assert 0 < progress["step"] < progress["steps"]
