@@ -44,7 +44,8 @@ class SampleConfig:
     plan: Literal["auto", "bound", "run"] = "auto"
     """How many rows and edges a batch is planned to have at most. bound: what fan-outs allow; run: what some batches of the
     first epochs have, and 5 % more: a step that has more is then cut into halves, whose gradients are added; auto: bound
-    where it takes little memory (beside a GPU, where it sends at most 1 MiB), or a batch norm or weights block would see the halves, else run."""
+    where it takes little memory (beside a GPU, where it sends at most 1 MiB), or a batch norm or weights block would see
+    the halves, else run."""
     ahead: Annotated[int, Range(-1, 64)] = -1
     """Batches that threads draw and gather beside the step; 0: each is drawn when it is its turn; -1: 2, and beside a GPU
     three for four cores of a rank, 2 to 12. No result changes."""
