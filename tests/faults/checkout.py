@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +48,7 @@ class Checkout:
     def __init__(self, source: Path, root: Path) -> None:
         self.root = root
         if not root.exists():
-            left_out = shutil.ignore_patterns("build", ".*", "stores", "runs", "__pycache__", root.name)
-            shutil.copytree(source, root, ignore=left_out)
+            shutil.copytree(source, root, ignore=_left_out(source, root))
             if (source / "build" / "tests").exists():  # kept by content
                 shutil.copytree(source / "build" / "tests", root / "build" / "tests")
 
@@ -170,6 +169,15 @@ class Checkout:
         failed = FAILED.search(said)
         caught = process.exitcode not in (0, 5)
         return Outcome(caught, failed[1] if failed else "the tests do not start" if caught else "", seconds)
+
+
+def _left_out(source: Path, root: Path) -> Callable[[str, list[str]], set[str]]:
+    """Return what `shutil.copytree` asks: results at the top of `source` (folders of the package have such names too)."""
+    anywhere = shutil.ignore_patterns(".*", "__pycache__", root.name)
+    at_the_top = shutil.ignore_patterns("build", "stores", "runs")
+    return lambda folder, names: (
+        anywhere(folder, names) | (at_the_top(folder, names) if Path(folder) == source else set())
+    )
 
 
 def _pytest(root: Path, arguments: list[str], log: Path) -> None:

@@ -55,6 +55,14 @@ def changes(path: str, text: bytes) -> list[str]:
     return [f.said(text).partition(": ")[2] for f in faults_of(path, text)]
 
 
+def test_a_copy_has_every_source(copy: Checkout) -> None:
+    """Fails if folders of the package stay behind because results have the same names (build, runs)."""
+    there = {path.relative_to(ROOT) for area in AREAS for path in (ROOT / area).rglob("*") if path.suffix in SUFFIXES}
+    copied = {path.relative_to(copy.root) for area in AREAS for path in (copy.root / area).rglob("*")}
+    assert not there - copied
+    assert not (copy.root / "runs").exists()
+
+
 def test_faults_of_python() -> None:
     """Fails if a kind of fault is forgotten, or planted where nothing runs: in texts, annotations and messages."""
     assert sorted(changes("mggcn/a.py", PYTHON)) == sorted(
