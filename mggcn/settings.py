@@ -134,7 +134,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     order: Literal["random", "permute", "none", "metis", "locality", "auto"]
     spmm: Literal["own", "cusparse"]
     strategy: Literal["broadcast", "halo", "slice", "delayed", "auto"]
-    batches: Literal["independent", "cooperative"]
+    batches: Literal["independent", "cooperative", "auto"]
     delay: int | str
     stale_aggregates: Literal["discard", "reuse"]
     products: Literal["auto", "gemm-first", "aggregate-first"]

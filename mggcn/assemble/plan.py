@@ -71,6 +71,8 @@ def resolve(config: Config, graph: Graph) -> Config:
     if run.ranks == 1 and STRATEGIES[run.strategy].kind == "cut":
         # One rank has nothing to cut and nothing to delay.
         run = dataclasses.replace(run, strategy="broadcast")
+    if run.batches == "auto" and (run.ranks == 1 or not config.sample.batch):
+        run = dataclasses.replace(run, batches="independent")  # there is nothing to share
     return with_ahead(dataclasses.replace(config, train=train, run=run))
 
 

@@ -27,6 +27,7 @@ from mggcn.feed.seeds import Seeds, ranges_of
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
+from mggcn.planning.batch_sharing import BatchSizes, mean_stack_of, with_batches
 from mggcn.planning.batches import feed_bytes, one_vertex, pads_batches, share_plan, slot_plan, stack_of
 from mggcn.planning.shape import GraphShape
 
@@ -122,8 +123,8 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
         drawn = sampler.draw(slot, step, config.train.seed, number)
         together += sum(drawn.sizes) if number < COMPARED else 0
         if not by_bounds:
-            sizes = _most(drawn, seeds, share, owner[drawn.ids], step)
-            whole, most = _larger(whole, _sizes(drawn)), np.maximum(most, sizes)
+            sizes = _sizes_on_ranks(drawn, seeds, share, owner[drawn.ids], step)
+            whole, most = _larger(whole, _sizes(drawn)), np.maximum(most, sizes.max(2))
     overlap = alone / max(together, 1)
     if by_bounds:
         return dataclasses.replace(bound, overlap=overlap)
@@ -136,25 +137,63 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
     return with_shared_extents(bound, extents, most.tolist(), alone_on_ranks[::-1], overlap)
 
 
-def _most(drawn: Drawn, seeds: Seeds, share: Share, of_row: Any, step: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the most that a rank has of each hop of a shared batch, hop 0 first: the fields of a Capacity after targets.
+def _sizes_on_ranks(
+    drawn: Drawn, seeds: Seeds, share: Share, of_row: Any, step: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return what each rank has of a shared batch, (hops, 7, P): the fields of a Capacity after targets, hop 0 first.
 
     of_row: owners of its rows.
     """
     of_row[: step.size] = seeds.ranks_of(step)
-    most = list[list[int]]()
+    found = list[list[npt.NDArray[np.int64]]]()
     for targets, sources, hop in zip(drawn.sizes, drawn.sizes[1:], drawn.hops, strict=False):
         assert hop.transposed is not None
         there = share.count(hop.indptr, hop.indices, of_row[:targets], of_row[:sources])
-        forth = [there.columns.max(), there.edges.max(), *_busiest(there)]
+        forth = [there.columns.copy(), there.edges.copy(), *_exchanged(there)]
         back = share.count(hop.transposed.indptr_t, hop.transposed.indices_t, of_row[:sources], of_row[:targets])
-        most.append([*map(int, forth), *_busiest(back), int(back.edges.max())])
-    return np.array(most)
+        found.append([*forth, *_exchanged(back), back.edges.copy()])
+    return np.array(found)
 
 
-def _busiest(counts: Counts) -> tuple[int, int]:
-    """Return the most rows that a rank receives, and sends."""
-    return int(counts.exchanged.sum(1).max()), int(counts.exchanged.sum(0).max())
+def _exchanged(counts: Counts) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the rows that each rank receives, and sends."""
+    return counts.exchanged.sum(1), counts.exchanged.sum(0)
+
+
+def drawn_sizes(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> dict[str, BatchSizes]:
+    """Return the sizes of the first batches, as they are in both ways, by the value of run.batches.
+
+    owner: as for `stack_for`. Cost: DRAWN batches are drawn, that of all ranks and each rank's own, without features.
+    """
+    config = with_batches(config, "cooperative")
+    bound = stack_of(config, shape, int(np.bincount(owner).max(initial=0)))
+    assert bound is not None
+    depth, ranks = len(bound.blocks), config.run.ranks
+    slots = dataclasses.replace(slot_plan(config, shape, bound, depth), places=False)
+    sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
+    slot, seeds = Slot(slots), seeds_of(config, graph, owner)
+    share = Share(share_plan(config, shape, bound, depth), 0)
+    own, shared, whole = (np.zeros((depth, count), np.int64) for count in (2, 7, 2))
+    rows, distinct, sent = 0, 0, np.zeros((depth, 2), np.int64)
+    for number, step in enumerate(_steps(config, seeds, DRAWN)):
+        most = [(0, 0)] * depth
+        for rank in range(ranks):
+            drawn = sampler.draw(slot, seeds.of_rank(step, rank), config.train.seed, number)
+            most, rows = _larger(most, _sizes(drawn)), rows + sum(drawn.sizes)
+        drawn = sampler.draw(slot, step, config.train.seed, number)
+        found = _sizes_on_ranks(drawn, seeds, share, owner[drawn.ids], step)
+        own, shared, whole = own + most, shared + found.max(2), whole + _sizes(drawn)
+        distinct, sent = distinct + sum(drawn.sizes), sent + found[:, (3, 5)].sum(2)
+    own, shared, whole = (-(-sums // DRAWN) for sums in (own, shared, whole))
+    together = mean_stack_of(bound.together[-1].targets, whole.tolist()).capacities
+    apart, joint = (mean_stack_of(bound.capacities[-1].targets, sums.tolist()) for sums in (own, shared))
+    joint = dataclasses.replace(joint, together=together, exchanged=joint.blocks)
+    exchanged = {block: (int(forth), int(back)) for block, (forth, back) in zip(reversed(joint.blocks), sent, strict=True)}
+    once = distinct / DRAWN
+    return {
+        "independent": BatchSizes(stack=apart, rows=rows / DRAWN, distinct=once),
+        "cooperative": BatchSizes(stack=joint, rows=once, distinct=once, exchanged=exchanged, steps=DRAWN),
+    }
 
 
 def draws_of_links(config: Config, graph: Graph) -> LinkDraws | None:

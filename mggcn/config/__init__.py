@@ -211,10 +211,12 @@ class RunConfig:
     """How neighbours' rows arrive. broadcast: MG-GCN's stages; halo: only the rows that are needed; slice: every rank
     multiplies the whole graph with a slice of the columns; delayed: DistGNN's partial aggregates over a vertex cut; auto:
     the exact one with the least predicted seconds that fits."""
-    batches: Literal["independent", "cooperative"] = "independent"
+    batches: Literal["independent", "cooperative", "auto"] = "independent"
     """Of sampled training on several ranks. independent: each rank computes all rows that its own training vertices need;
     cooperative: every row of a step is computed once, by the rank that owns it, and sent to those that read it (Balin,
-    LaSalle and Catalyurek 2025). Draws and gradients are the same, up to rounding."""
+    LaSalle and Catalyurek 2025). Draws and gradients are the same, up to rounding. auto: the one with the least predicted
+    seconds that fits; with a batch norm, or `sample.weights` block, cooperative, whose results do not depend on the number
+    of ranks."""
     delay: str = "0"
     """For the delayed strategy: none (0c) never sends, 0 (cd-0) is exact, r >= 1 (cd-r) sends a bin of the split vertices
     per epoch, which arrives r epochs later. none and r >= 1 approximate the gradient; evaluation is always exact. Other

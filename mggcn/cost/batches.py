@@ -25,6 +25,12 @@ GATHER_RATE: Final = 8e9
 LOCK_S: Final = 1e-3
 """Seconds for which a batch on its way to a GPU holds Python's lock, on all threads together: beside an H200 a small batch
 took 1.2 ms with 2 threads that draw or 12, of which Python took 0.6 for what is drawn and 0.3 to send it."""
+CUT_S: Final = 4e-8
+"""Seconds of a thread for an edge of a batch that ranks share, of which it takes its part, in both directions: about what
+drawing it takes (docs/notes/0036-batches.md)."""
+EAGER_S: Final = 2e-5
+"""Seconds of a call of a GPU's step that is not captured: Python and the launch, an estimate. Beside an H200 eager epochs
+of PyG's GCN took 1.96 ms for 54 kernels, with autograd (bench/results/gpu_nvidia-h200_2026-11-26.md)."""
 PAIR_S: Final = 1e-7
 """Seconds of a thread for a pair of links' training that it draws and sorts by row: 0.06 to 0.16 s for a million, 200,000
 vertices, the more on busy cores (2 cores, Xeon)."""
@@ -49,13 +55,14 @@ def scored_s(pairs: int, embedding: int, decoder: Sequence[int]) -> float:
 class Sample:
     """A thread draws the `entries` edges of a batch, and gathers the features of its `rows` rows, of `row_bytes` each.
 
-    pairs: drawn for the training links of the batch, if it has some.
+    pairs: drawn for the training links of the batch, if it has some. cut: edges, of all ranks, of which it takes its part.
     """
 
     rows: int
     entries: int
     row_bytes: int
     pairs: int = 0
+    cut: int = 0
 
     @property
     def seconds(self) -> float:
@@ -65,7 +72,7 @@ class Sample:
     def seconds_on(self, threads: int) -> float:
         """Return the seconds of a thread that draws, of which so many gather, each with a core of its own."""
         gathered_s = self.rows * (ROW_S + self.row_bytes / GATHER_RATE)
-        return self.entries * EDGE_S + gathered_s / threads + self.pairs * PAIR_S
+        return self.entries * EDGE_S + self.cut * CUT_S + gathered_s / threads + self.pairs * PAIR_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

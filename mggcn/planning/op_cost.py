@@ -108,7 +108,7 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     layout = padded_layout(config, shape, stack if padded else drawn, values)
     row_bytes = layout.feature_bytes * len(layout.inputs)
     sent = layout.nbytes - (layout.stack.capacities[0].sources - rows) * row_bytes
-    sample = Sample(rows, edges, row_bytes, _pairs(plan))
+    sample = Sample(rows, edges, row_bytes, _pairs(plan), cut=edges if stack.together else 0)
     return BatchCost(
         sample_s=sample.seconds_on(gather_threads(config)),
         alone_s=sample.seconds,

@@ -161,9 +161,13 @@ class RankPlan:
             return 0
         phases = self._phases(program)
         sent = -(-sum(bytes_sent(steps) for phase in phases for steps in self.steps(program, phase)) // len(phases))
+        return sent + self.bytes_summed(program)
+
+    def bytes_summed(self, program: Program) -> int:
+        """Bytes that leave this rank in the sums over all ranks of a program: gradients, signals and statistics."""
         sums = (self.gradient_bytes, 8 * SIGNALS) if program is self.train else self.score_bytes
         between = [nbytes for op in program.ops for nbytes in op.kind.sums_over_ranks]
-        return sent + sum(ring_bytes(nbytes, self.ranks) for nbytes in (*sums, *between))
+        return sum(ring_bytes(nbytes, self.ranks) for nbytes in (*sums, *between))
 
 
 SIGNALS = 3

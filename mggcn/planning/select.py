@@ -1,4 +1,4 @@
-"""Choice of strategy, order and partition: candidates priced on a machine, in a table, with the reason.
+"""Choice of strategy, order, partition and batches: candidates priced on a machine, in a table, with the reason.
 
 Only exact candidates that fit into memory can be chosen. The 1.5D partition of MG-GCN 5.1 is a row of analysis. Needs
 no torch.
@@ -19,8 +19,9 @@ from mggcn.memory.units import human
 from mggcn.partition.locality.reuse import BOUNDS, near_share
 from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import Room, advice
+from mggcn.planning.batch_sharing import BatchPrice, BatchSizes, batch_price
 from mggcn.planning.cost_text import parts_cells, seconds_text
-from mggcn.planning.op_cost import training_cost
+from mggcn.planning.op_cost import batch_cost, training_cost
 from mggcn.planning.run import RunPlan
 from mggcn.planning.text import table
 
@@ -40,7 +41,8 @@ class Candidate:
     """One variant of a run: its names, whether its gradients are exact, and its plan or why there is none.
 
     partition: the partition in words, such as "rows" or "libra, replication 1.64". run: the settings of [run] that make
-    this candidate, such as {"strategy": "halo", "order": "random"}.
+    this candidate, such as {"strategy": "halo", "order": "random"}. batches: how ranks take a batch, "" if that is not
+    compared; sizes: of these batches, by which they are priced.
     """
 
     strategy: str
@@ -50,10 +52,13 @@ class Candidate:
     plan: RunPlan | None
     reason: str = ""
     run: Mapping[str, str] = field(default_factory=dict)
+    batches: str = ""
+    sizes: BatchSizes | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.strategy}, order {self.order}" if self.order else self.strategy
+        order, batches = f"order {self.order}" * bool(self.order), f"{self.batches} batches" * bool(self.batches)
+        return ", ".join(filter(None, [self.strategy, order, batches]))
 
 
 Rank = Callable[["Row"], tuple[float, int, int]]
@@ -78,6 +83,8 @@ class Row:
     """Share of the gathers that find their row among the `near_rows` last used ones; None where it is not known."""
     path: float | None = None
     """Critical path of the stages over that of equal tiles; None but for partitions of the rows."""
+    price: BatchPrice | None = None
+    """What batches cost in this way; None where the ways are not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,26 +131,31 @@ def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
     plan = candidate.plan
     if plan is None:
         return Row(candidate=candidate, verdict="not possible", note=candidate.reason)
-    cost = training_cost(plan, machine)
+    cost, batch = training_cost(plan, machine), batch_cost(plan, machine)
     memory = plan.largest.total_bytes
+    price = None if candidate.sizes is None else batch_price(plan, candidate.sizes, machine)
     verdict, note = "fits", ""
     if memory > limit:
         verdict, note = "does not fit", f"{human(limit)} may be used"
     if not candidate.exact:
         verdict, note = "not exact", "; ".join(filter(None, ["never chosen by auto", note]))
-    sent = max(rank.bytes_sent(rank.train) for rank in plan.ranks)
-    parts = {str(kind): seconds for kind, seconds in cost.parts.items()}
+    sent = plan.steps * max(rank.bytes_sent(rank.train) for rank in plan.ranks)
+    seconds = cost.seconds if batch is None else plan.steps * batch.step_s(cost.seconds)
+    if price is not None:
+        sent, seconds = -(-price.bytes_sent // len(plan.ranks)), price.epoch_s
+    parts = {str(kind): each for kind, each in (cost if price is None else price.step).parts.items()}
     near, path = _order_stats(plan, near_rows(machine))
     return Row(
         candidate=candidate,
         verdict=verdict,
         bytes_sent=sent,
         memory_bytes=memory,
-        seconds=cost.seconds,
+        seconds=seconds,
         parts=parts,
         note=note,
         near=near,
         path=path,
+        price=price,
     )
 
 
@@ -234,12 +246,14 @@ def _none_reason(rows: Sequence[Row], limit: int, room: Room | None) -> str:
 def choice_lines(choice: Choice) -> list[str]:
     """Return the table and the reason as text."""
     stats = ("near", "path", "sent per epoch", "memory", "predicted")
-    header = ("", "strategy", "order", "partition", "exact", *stats, "verdict")
+    priced = [row for row in choice.rows if row.price is not None]
+    header = ("", "strategy", "order", *["batches"] * bool(priced), "partition", "exact", *stats, "verdict")
     cells = [
         (
             "*" if row is choice.chosen else "",
             row.candidate.strategy,
             row.candidate.order,
+            *[row.candidate.batches] * bool(priced),
             row.candidate.partition,
             "yes" if row.candidate.exact else "no",
             "-" if row.near is None else f"{row.near:.0%}",
@@ -254,7 +268,9 @@ def choice_lines(choice: Choice) -> list[str]:
     caveat = f" ({choice.machine.caveat})" if choice.machine.caveat else ""
     lines = [f"strategies on {choice.machine.title}{caveat}, per rank", *table(header, cells), f"  {choice.reason}"]
     near = f"  near: gathers that find their row among the {near_rows(choice.machine):,} last used ones"
-    return [*lines, f"{near}; path: time of the stages over that of equal tiles", "", *parts_lines(choice.rows)]
+    lines.append(f"{near}; path: time of the stages over that of equal tiles")
+    lines += [f"  {row.candidate.name}: {row.price.line()}" for row in priced if row.price is not None]
+    return [*lines, "", *parts_lines(choice.rows)]
 
 
 def parts_lines(rows: Sequence[Row]) -> list[str]:
@@ -263,7 +279,9 @@ def parts_lines(rows: Sequence[Row]) -> list[str]:
     if not costed:
         return []
     cells = [(row.candidate.name, *parts_cells(row.parts or {})) for row in costed]
-    return ["predicted seconds of an epoch, on the rank that computes longest", *table(("", *KINDS.values()), cells)]
+    plan = costed[0].candidate.plan
+    what = "a step on a batch" if plan is not None and plan.config.sample.batch else "an epoch"
+    return [f"predicted seconds of {what}, on the rank that computes longest", *table(("", *KINDS.values()), cells)]
 
 
 def choice_dict(choice: Choice) -> dict[str, Any]:
@@ -287,6 +305,8 @@ def choice_dict(choice: Choice) -> dict[str, Any]:
                 "critical_path_over_ideal": row.path,
                 "predicted_seconds": row.seconds,
                 "predicted_parts": None if row.parts is None else dict(row.parts),
+                **({"batches": row.candidate.batches} if row.candidate.batches else {}),
+                **({} if row.price is None else {"batch": row.price.to_dict()}),
             }
             for row in choice.rows
         ],

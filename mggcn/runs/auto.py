@@ -1,10 +1,12 @@
-"""The choice behind `auto`: plan and price every strategy and order at hand, and take the fastest exact one."""
+"""The choice behind `auto`: plan and price every strategy, order and way to take batches at hand, and take the fastest
+exact one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from mggcn.assemble.plan import (
     this_machine,
     with_evaluation,
 )
-from mggcn.assemble.stack import stack_for
+from mggcn.assemble.stack import drawn_sizes, stack_for
+from mggcn.blocks.block import Stack
 from mggcn.config import Config, RunConfig
 from mggcn.cost.machine import Machine
 from mggcn.errors import ConfigError, GraphError, MggcnError, PlanError
@@ -34,6 +37,9 @@ from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.make import make_partition
 from mggcn.partition.metis.run import MetisSettings
 from mggcn.partition.order import MAX_PARTS
+from mggcn.partition.rows.partition import row_owners
+from mggcn.planning.batch_sharing import BatchSizes, expected_sizes, with_batches
+from mggcn.planning.links import check_links
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
@@ -59,8 +65,12 @@ class NoChoiceError(PlanError):
 
 
 def is_auto(config: Config) -> bool:
-    """Return whether strategy or order is `auto`, so that planning must choose."""
-    return "auto" in (config.run.strategy, config.run.order)
+    """Return whether strategy, order or batches are `auto`, so that planning must choose."""
+    return "auto" in (config.run.strategy, config.run.order) or _compares_batches(config)
+
+
+def _compares_batches(config: Config) -> bool:
+    return config.run.batches == "auto" and config.run.ranks > 1 and config.sample.batch > 0
 
 
 def resolve_auto(
@@ -95,16 +105,18 @@ def resolve_auto_shape(
         return config, None
     machine = machine or this_machine(config)
     base = _with_run(config, _fallback(config.run))
-    candidates = []
+    candidates, compares = [], _compares_batches(config)
+    sizes = expected_sizes(base, shape) if compares else {}
     for run, exact in _variants(config, ("random",)):
         trial = _with_run(base, run)
         partition = "libra" if STRATEGIES[trial.run.strategy].kind == "cut" else "rows"
+        one = functools.partial(_candidate, trial.run, partition, exact, compares, sizes.get(trial.run.batches))
         try:
             plan = plan_shape(trial, shape, replication, machine, limit)
         except MggcnError as error:
-            candidates.append(_candidate(trial.run, partition, exact, None, str(error)))
+            candidates.append(one(None, str(error)))
         else:
-            candidates.append(_candidate(trial.run, partition, exact, plan))
+            candidates.append(one(plan))
     choice = choose(candidates, machine, memory_limit(base) if limit is None else limit, room)
     return _apply_choice(base, choice), choice
 
@@ -144,10 +156,11 @@ def _with_run(config: Config, run: dict[str, Any]) -> Config:
 
 
 def _fallback(run: RunConfig) -> dict[str, Any]:
-    """Settings to resolve the rest with, before strategy and order are chosen."""
+    """Settings to resolve the rest with, before strategy, order and batches are chosen."""
     return {
         "strategy": "broadcast" if run.strategy == "auto" else run.strategy,
         "order": "random" if run.order == "auto" else run.order,
+        "batches": "independent" if run.batches == "auto" else run.batches,
     }
 
 
@@ -159,15 +172,32 @@ def _variants(config: Config, orders: tuple[str, ...]) -> Iterator[tuple[dict[st
     for name in names:
         if STRATEGIES[name].kind == "rows":
             for order in tried:
-                yield {"strategy": name, "order": order}, True
+                for batches, exact in _ways(config):
+                    yield {"strategy": name, "order": order, "batches": batches}, exact
         elif run.ranks > 1 and not config.sample.batch:  # which delayed messages do not go with
             listed = run.delay if run.delay_epochs else DELAYED
             for delay in ("0", listed, "none") if run.strategy == "auto" else (run.delay,):
                 yield {"strategy": name, "order": "random", "delay": delay}, delay == "0"
 
 
-def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: str = "") -> Candidate:
-    settings: dict[str, str] = {"strategy": run.strategy, "order": run.order}
+def _ways(config: Config) -> list[tuple[str, bool]]:
+    """Return the values of run.batches that are compared, and whether the results of each are those of one rank."""
+    if not _compares_batches(config):
+        return [("independent" if config.run.batches == "auto" else config.run.batches, True)]
+    return [("independent", not config.reads_whole_batches), ("cooperative", True)]
+
+
+def _candidate(
+    run: RunConfig,
+    partition: str,
+    exact: bool,
+    compares: bool,
+    sizes: BatchSizes | None,
+    plan: RunPlan | None,
+    reason: str = "",
+) -> Candidate:
+    """compares: whether ways to take batches are compared; sizes: of these batches."""
+    settings: dict[str, str] = {"strategy": run.strategy, "order": run.order, "batches": run.batches}
     name: str = run.strategy
     if STRATEGIES[run.strategy].kind == "cut":
         settings["delay"] = run.delay
@@ -181,6 +211,8 @@ def _candidate(run: RunConfig, partition: str, exact: bool, plan: Any, reason: s
         plan=plan,
         reason=reason,
         run=settings,
+        batches=run.batches if compares else "",
+        sizes=sizes,
     )
 
 
@@ -194,13 +226,15 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
         orders = (*orders, "metis")
     if ranks <= MAX_PARTS:
         orders = (*orders, "locality")
-    known: dict[tuple[str, str, int], PartitionStats | str] = {}
+    known: dict[tuple[str, str, int], _Counted | str] = {}
+    compares = _compares_batches(config)
     # Which rank has a seed depends on the order, the size of its batches hardly.
     owner = (np.arange(graph.num_vertices) % ranks).astype(np.uint16)
-    stack = stack_for(base, graph, shape, owner)
+    stacks = {base.run.batches: stack_for(base, graph, shape, owner)}
 
-    def planned(stats: PartitionStats, of: Config) -> RunPlan:
-        return plan_run(of, shape, stats, STRATEGIES[of.run.strategy], nccl, figures=figures, stack=stack)
+    def planned(counted: _Counted, of: Config) -> RunPlan:
+        stack = (counted.stacks or stacks)[of.run.batches]
+        return plan_run(of, shape, counted.stats, STRATEGIES[of.run.strategy], nccl, figures=figures, stack=stack)
 
     for run, exact in _variants(config, orders):
         trial = _with_run(base, run)
@@ -209,20 +243,36 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
         key = (kind, trial.run.order, bins)
         if key not in known:
             unasked = config.run.order == "auto" and kind == "rows"
-            known[key] = (unasked and _too_large(graph, trial)) or _count_partition(graph, shape, trial, kind, bins)
-        stats = known[key]
-        if isinstance(stats, str):
-            yield _candidate(trial.run, "libra" if kind == "cut" else "rows", exact, None, stats)
+            draws = compares and not graph.links
+            known[key] = (unasked and _too_large(graph, trial)) or _count_partition(
+                graph, shape, trial, kind, bins, draws
+            )
+        counted = known[key]
+        # Where links are predicted, there is no other way than batches of their own.
+        one = functools.partial(_candidate, trial.run, exact=exact or bool(graph.links), compares=compares)
+        if isinstance(counted, str):
+            yield one("libra" if kind == "cut" else "rows", sizes=None, plan=None, reason=counted)
             continue
         partition = "rows"
-        if isinstance(stats, CutStats):
-            partition = f"libra, replication {stats.replication:.2f}"
+        if isinstance(counted.stats, CutStats):
+            partition = f"libra, replication {counted.stats.replication:.2f}"
+        one = functools.partial(one, partition, sizes=counted.sizes.get(trial.run.batches))
         try:
-            plan = with_evaluation(trial, functools.partial(planned, stats), limit)
+            if compares:
+                _check_batches(trial, graph)
+            plan = with_evaluation(trial, functools.partial(planned, counted), limit)
         except (GraphError, PlanError) as error:
-            yield _candidate(trial.run, partition, exact, None, str(error))
+            yield one(plan=None, reason=str(error))
         else:
-            yield _candidate(trial.run, partition, exact, plan)
+            yield one(plan=plan)
+
+
+def _check_batches(config: Config, graph: Graph) -> None:
+    """Raise PlanError where ranks cannot take batches in this way."""
+    try:
+        check_links(config, graph)
+    except ConfigError as error:
+        raise PlanError(str(error)) from error
 
 
 def _too_large(graph: Graph, config: Config) -> str:
@@ -235,8 +285,21 @@ def _too_large(graph: Graph, config: Config) -> str:
     return f"not at hand; make it with mggcn partition --kind locality --parts {run.ranks} --seed {seed}"
 
 
-def _count_partition(graph: Graph, shape: GraphShape, config: Config, kind: Any, bins: int) -> PartitionStats | str:
-    """Return the statistics of a partition, or why it is not at hand."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Counted:
+    """A partition's statistics. stacks, sizes: planned blocks of a step, and what batches have on average, by the value of
+    run.batches; {} if that is not compared.
+    """
+
+    stats: PartitionStats
+    stacks: Mapping[str, Stack | None]
+    sizes: Mapping[str, BatchSizes]
+
+
+def _count_partition(
+    graph: Graph, shape: GraphShape, config: Config, kind: Any, bins: int, draws: bool = False
+) -> _Counted | str:
+    """Return what is known of a partition, or why it is not at hand. draws: whether batches are drawn in both ways."""
     run, seed = config.run, config.train.seed
     if kind == "cut" and run.ranks > MAX_PARTS:
         return f"a vertex cut has at most {MAX_PARTS} parts"
@@ -250,4 +313,9 @@ def _count_partition(graph: Graph, shape: GraphShape, config: Config, kind: Any,
         partition = make_partition(kind, graph, ranks=run.ranks, order=run.order, seed=seed, bins=bins)
     except MggcnError as error:
         return str(error)
-    return partition_stats(config, graph, shape, partition)
+    stats = partition_stats(config, graph, shape, partition)
+    if not draws:
+        return _Counted(stats, {}, {})
+    owner = row_owners(partition).owner
+    sizes = drawn_sizes(config, graph, shape, owner)
+    return _Counted(stats, {way: stack_for(with_batches(config, way), graph, shape, owner) for way in sizes}, sizes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mggcn
-from mggcn.assemble.plan import plan_graph
+from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.backend.gather_rates import CacheRates
 from mggcn.cli.entry import main
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
@@ -18,6 +18,7 @@ from mggcn.cost.machine import Machine, find_machine
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
+from mggcn.graph.links import split_links
 from mggcn.graph.store import open_store, write_store
 from mggcn.partition.cache.cuts import is_kept, kept_in
 from mggcn.planning.select import Row, choice_dict, choice_lines
@@ -74,6 +75,121 @@ def test_batches_have_no_delayed_messages() -> None:
         assert abs(mine.edges - other.edges) <= 0.2 * mine.edges
     bare, _ = resolve_auto_shape(batches, shape_of(300, 900, 9, 3), 1.5, find_machine("assumed-cpu"))
     assert bare.run.strategy != "delayed"
+
+
+def shared_batches(ranks: int = 2, **run: object) -> tuple[Config, Graph]:
+    """A run whose ranks may share batches, of wide layers and neighbourhoods that overlap."""
+    run = {"strategy": "broadcast", "order": "random", "batches": "auto", "transport": "threads"} | run
+    sample, model = SampleConfig(batch=24, fanout=(8, 8), plan="bound"), ModelConfig(hidden=(512,))
+    return dataclasses.replace(config_of(ranks, **run), sample=sample, model=model), graph()
+
+
+def linked(factor: float) -> Machine:
+    """A machine whose links carry so many times what assumed ones do, and whose cores are slow."""
+    machine = find_machine("assumed-cpu")
+    links = tuple(
+        dataclasses.replace(
+            link,
+            rates={kind: factor * rate for kind, rate in link.rates.items()},
+            latency_s={kind: seconds / factor for kind, seconds in link.latency_s.items()},
+        )
+        for link in machine.links
+    )
+    gemm = {name: rate / 100 for name, rate in machine.device.gemm.items()}
+    return dataclasses.replace(machine, links=links, device=dataclasses.replace(machine.device, gemm=gemm))
+
+
+@pytest.mark.parametrize(("factor", "chosen"), [(0.01, "independent"), (100.0, "cooperative")])
+def test_links_decide_whether_ranks_share_batches(factor: float, chosen: str) -> None:
+    """Fails if rows are not weighed against messages, a price is not said, or another way is run than the cheaper."""
+    asked, small = shared_batches()
+    config, choice = resolve_auto(asked, small, linked(factor))
+    assert choice is not None
+    assert not is_auto(config)
+    rows = {row.candidate.batches: row for row in choice.rows if row.verdict == "fits"}
+    assert rows.keys() == {"independent", "cooperative"}
+    assert config.run.batches == chosen == min(rows, key=lambda way: rows[way].seconds or 0)
+    text, content = "\n".join(choice_lines(choice)), choice_dict(choice)
+    for way, row in rows.items():
+        assert row.price is not None
+        assert row.seconds == row.price.epoch_s
+        assert f"{way} batches: {row.price.line()}" in text
+        assert f"{row.price.overlap:.2f} times the distinct ones" in text
+        recorded = next(entry for entry in content["candidates"] if entry.get("batches") == way)
+        assert recorded["batch"]["epoch_seconds"] == row.seconds
+    assert f"{chosen} batches is chosen" in choice.reason
+
+
+def test_order_and_batches_are_chosen_together() -> None:
+    """Fails if a way to take batches is priced in one order alone, or for the vertices of another one."""
+    asked, small = shared_batches(3, order="auto")
+    config, choice = resolve_auto(asked, small, linked(100.0))
+    assert choice is not None
+    fits = [row for row in choice.rows if row.verdict == "fits"]
+    assert {(row.candidate.order, row.candidate.batches) for row in fits} == {
+        (order, way) for order in ("random", "none", "locality") for way in ("independent", "cooperative")
+    }
+    sent = {row.price.bytes_sent for row in fits if row.price and row.candidate.batches == "cooperative"}
+    assert len(sent) > 1
+    assert config.run.batches == "cooperative"
+
+
+def test_what_no_way_but_one_can_do_is_not_compared() -> None:
+    """Fails if results depend on a price: one rank, whole graphs, batch norms, and pairs of links."""
+    asked, small = shared_batches(1, transport="auto")
+    assert resolve_auto(asked, small) == (resolve(asked, small), None)
+    assert resolve(asked, small).run.batches == "independent"
+    asked, small = shared_batches()
+    whole = dataclasses.replace(asked, sample=SampleConfig())
+    config, choice = resolve_auto(whole, small)
+    assert (config.run.batches, choice) == ("independent", None)
+    # Batches of their own would count a vertex once for each rank that draws it.
+    normed = dataclasses.replace(asked, model=ModelConfig(hidden=(512,), norm_layer="batch"))
+    config, choice = resolve_auto(normed, small, linked(0.01))
+    assert choice is not None
+    assert config.run.batches == "cooperative"
+    assert [row.verdict for row in choice.rows if row.candidate.batches == "independent"] == ["not exact"]
+    links = split_links(small, (0.7, 0.1, 0.2))
+    config, choice = resolve_auto(asked, links, linked(100.0))
+    assert choice is not None
+    assert config.run.batches == "independent"
+    refused = [row for row in choice.rows if row.candidate.batches == "cooperative"]
+    assert [row.verdict for row in refused] == ["not possible"]
+    assert "pairs need both ends" in refused[0].note
+
+
+def test_a_shapes_batches_are_compared() -> None:
+    """Fails if a bare shape has one way alone, or bounds of all ranks count for each."""
+    asked, _ = shared_batches(4)
+    shape = shape_of(100_000, 2_000_000, 50, 9, num_training=50_000)
+    # Three hops: rows of two of them are computed, and the outer one's overlap.
+    sample, model = SampleConfig(batch=2048, fanout=(10, 10, 10)), ModelConfig(hidden=(512, 512))
+    asked = dataclasses.replace(asked, sample=sample, model=model)
+    found = {}
+    for factor in (0.01, 100.0):
+        config, choice = resolve_auto_shape(asked, shape, 0.0, linked(factor), 2**40)
+        assert choice is not None
+        assert {row.candidate.batches for row in choice.rows if row.price} == {"independent", "cooperative"}
+        found[factor] = config.run.batches
+    assert found == {0.01: "independent", 100.0: "cooperative"}
+
+
+def test_shared_batches_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a folder holds `auto`, or ranks run another way than the one that is recorded."""
+    write_store(graph(), tmp_path / "store")
+    wanted = ["--batch", "24", "--fanout", "4,4,4", "--ranks", "2", "--transport", "threads", "--set"]
+    wanted.append("run.batches=auto")
+    assert main(["plan", str(tmp_path / "store"), *wanted]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("times the distinct ones") == 2
+    out = tmp_path / "run"
+    assert main(["train", str(tmp_path / "store"), *wanted, "--epochs", "2", "--out", str(out)]) == 0
+    config, record = from_toml(out / "config.toml"), json.loads((out / "plan.json").read_text())
+    chosen = record["choice"]["candidates"][record["choice"]["chosen"]]
+    assert chosen["batches"] == config.run.batches in ("independent", "cooperative")
+    assert ("shared_batches" in record) == (config.run.batches == "cooperative")
+    assert record["choice"]["reason"] in capsys.readouterr().out
+    assert main(["train", "--resume", str(out), "--epochs", "3", "--quiet"]) == 0
 
 
 def test_an_order_by_locality_is_taken_where_it_pays() -> None:
