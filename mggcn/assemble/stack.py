@@ -188,7 +188,9 @@ def drawn_sizes(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> 
     together = mean_stack_of(bound.together[-1].targets, whole.tolist()).capacities
     apart, joint = (mean_stack_of(bound.capacities[-1].targets, sums.tolist()) for sums in (own, shared))
     joint = dataclasses.replace(joint, together=together, exchanged=joint.blocks)
-    exchanged = {block: (int(forth), int(back)) for block, (forth, back) in zip(reversed(joint.blocks), sent, strict=True)}
+    exchanged = {
+        block: (int(forth), int(back)) for block, (forth, back) in zip(reversed(joint.blocks), sent, strict=True)
+    }
     once = distinct / DRAWN
     return {
         "independent": BatchSizes(stack=apart, rows=rows / DRAWN, distinct=once),

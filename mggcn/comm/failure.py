@@ -210,6 +210,12 @@ def _describe(ending: Ending, folder: Path) -> str:
         how = f"rank {ending.rank} was killed by {_signal_name(-ending.code)}"
         if -ending.code == signal.SIGKILL:
             how += "; memory may have run out: see dmesg, and use less of it per rank"
+        if -ending.code == signal.SIGBUS:
+            # A map cannot say which of its files it was, and by now the store may be whole again.
+            how += (
+                "; a file that it maps, such as of the store, may have been truncated, or a disk failed: mggcn store "
+                "verify names the file"
+            )
         if -ending.code == signal.SIGABRT:
             how += "; ranks may have disagreed about a size, or NCCL failed or took too long"
     return f"{how}; {output_of(folder, ending.rank)}"

@@ -330,6 +330,20 @@ def test_success_despite_a_signal_is_success(tmp_path: Path) -> None:
     assert first_error([], [signal.SIGTERM], tmp_path) is None
 
 
+def test_a_file_that_is_truncated_while_it_is_mapped_is_hinted_at(tmp_path: Path) -> None:
+    """Fails if a rank that SIGBUS ends is reported as one that memory or nothing killed, or the others wait for it."""
+    mapped = tmp_path / "indices.npy"
+    mapped.write_bytes(bytes(1 << 16))
+    code = (
+        f"import mmap; file = open({str(mapped)!r}, 'r+b'); pages = mmap.mmap(file.fileno(), 0);"
+        "file.truncate(100) if rank == 1 else time.sleep(60); print(pages[1 << 15])"
+    )
+    began = time.monotonic()
+    with pytest.raises(CommError, match=r"rank 1 was killed by SIGBUS; a file that it maps.*may have been truncated"):
+        run_ranks(script(code), 2, tmp_path, timeout_s=60)
+    assert time.monotonic() - began < 50
+
+
 def test_abort_signal_hints_at_sizes(tmp_path: Path) -> None:
     """Fails if the way in which gloo ends a process stays unexplained."""
     log_path(tmp_path, 1).write_text("terminate called\n")
