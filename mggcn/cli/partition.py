@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mggcn.cli.answer import add_json
 from mggcn.cli.settings import whole
@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("store", help="store folder, or its name under --root")
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
-    parser.add_argument(
-        "--kind", choices=("libra", "metis", "locality"), default="libra", help="how to cut (default: libra)"
-    )
+    parser.add_argument("--kind", choices=tuple(_KINDS), default="libra", help="how to cut (default: libra)")
     parser.add_argument("--parts", type=whole, metavar="P", help="number of parts, 1 to 1024")
     parser.add_argument("--seed", type=whole, default=1, help="seed of the cut (default: 1)")
     parser.add_argument(
@@ -53,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not a.list and a.parts is None:
         raise ConfigError("partition needs --parts P, the number of parts, or --list")
     if a.kind != "libra" and a.edges is not None:
-        which = {"metis": "METIS", "locality": "an order by locality"}[a.kind]
+        which = "an order by locality" if a.kind == "locality" else "METIS"
         raise ConfigError(f"--edges applies to Libra only, and {which} does not assign edges; remove it")
     store = store_path(a.store, a.root)
     graph = open_store(store)
@@ -62,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         a.answer = {"store": store, "folder": folder, "partitions": list_cached(folder, graph)}
         print(shown(listed(graph, folder)))
     else:
-        {"libra": _libra, "metis": _metis, "locality": _locality}[a.kind](graph, folder, a)
+        _KINDS[a.kind](graph, folder, a)
     return 0
 
 
@@ -81,13 +79,14 @@ def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
 
 def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     from mggcn.partition.cache.cuts import EDGE_CUTS
-    from mggcn.partition.metis.run import MetisSettings, metis_memory, require_pymetis
+    from mggcn.partition.metis.run import MetisSettings, constraints, metis_memory, require_pymetis
 
-    settings = MetisSettings(parts=a.parts, seed=a.seed)
-    print(f"{graph.name}: METIS, {settings.parts} parts, seed {settings.seed}")
+    settings = MetisSettings(parts=a.parts, seed=a.seed, kind=a.kind)
+    even = constraints(graph, settings)
+    print(f"{graph.name}: METIS, {settings.parts} parts of even {', '.join(even)}, seed {settings.seed}")
     if a.force or not (folder / settings.name).exists():
         require_pymetis()
-        memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric)
+        memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric, len(even))
         _check_memory(memory.own, memory.metis_least, memory.metis_most)
     stored = EDGE_CUTS.find_or_make(graph, settings, folder, a.force)
     _report(a, stored, edge_cut_summary(stored.cut.statistics))
@@ -104,6 +103,9 @@ def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
         _check_memory(locality_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric), 0, 0)
     stored = LOCALITY_ORDERS.find_or_make(graph, settings, folder, a.force)
     _report(a, stored, locality_summary(stored.cut.statistics))
+
+
+_KINDS: Final = {"libra": _libra, "metis": _metis, "metis-balanced": _metis, "locality": _locality}
 
 
 def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
@@ -150,6 +152,7 @@ def edge_cut_summary(statistics: EdgeCutStatistics) -> str:
     lines = [
         f"edge cut {s.cut_share:.1%} ({s.num_cut:,} of {s.num_edges:,} edges)",
         *_balance_lines(s),
+        *_split_lines(s),
         f"halo rows {s.halo_share:.1%} of the vertices ({min(halo):,} to {max(halo):,} rows that a part receives)",
     ]
     if s.halo_t_per_part != halo:
@@ -181,6 +184,17 @@ def _balance_lines(statistics: EdgeCutStatistics | LocalityStatistics) -> list[s
     ]
 
 
+def _split_lines(s: EdgeCutStatistics) -> list[str]:
+    from mggcn.partition.statistics import balance
+
+    splits = {"training": s.train_per_part, "validation": s.val_per_part, "test": s.test_per_part}
+    return [
+        f"{name} balance {balance(counts):.4f} ({min(counts):,} to {max(counts):,} {name} vertices)"
+        for name, counts in splits.items()
+        if any(counts)
+    ]
+
+
 def listed(graph: Graph, folder: Path) -> str:
     """Return a table of the cuts in a folder, with the reason why any of them cannot be used with the graph."""
     from mggcn.partition.cache.folder import list_cached
@@ -207,9 +221,15 @@ def _line(kept: CachedPartition) -> tuple[str, ...]:
     cost = {
         "libra": f"replication {figure('replication', '.3f')}",
         "metis": f"edge cut {figure('cut_share', '.1%')}",
+        "metis-balanced": f"edge cut {figure('cut_share', '.1%')}",
         "locality": f"inside clusters {figure('inside_share', '.1%')}",
     }
-    work = {"libra": ("edges", "edge_balance"), "metis": nonzeros, "locality": nonzeros}.get(kind)
+    work = {
+        "libra": ("edges", "edge_balance"),
+        "metis": nonzeros,
+        "metis-balanced": nonzeros,
+        "locality": nonzeros,
+    }.get(kind)
     balance = f"{work[0]} {figure(work[1], '.3f')}, rows {figure('row_balance', '.3f')}" if work else "?"
     numbers = (str(known.get(name, "?")) for name in ("parts", "seed"))
     return (kept.folder.name, kind, *numbers, cost.get(kind, "?"), balance, human(kept.nbytes), kept.state)

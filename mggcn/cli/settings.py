@@ -30,7 +30,11 @@ FLAGS = {
     ),
     "--device": ("run", "device", "cpu or cuda"),
     "--precision": ("run", "precision", "fp32, fp64, bf16 or mixed; on a GPU also tf32"),
-    "--order": ("run", "order", "which rank owns which vertex: random, permute, none, metis, locality or auto"),
+    "--order": (
+        "run",
+        "order",
+        "which rank owns which vertex: random, permute, none, metis, metis-balanced, locality or auto",
+    ),
     "--strategy": ("run", "strategy", "how neighbours' rows arrive: broadcast, halo, slice, delayed or auto"),
     "--delay": (
         "run",

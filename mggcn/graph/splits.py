@@ -30,6 +30,15 @@ def training_rows(graph: Graph, splits: str, split: int) -> npt.NDArray[np.bool_
     return np.ascontiguousarray(rows.read(split, split + 1)[0], np.bool_)
 
 
+def first_splits(graph: Graph) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return the first train, val and test split of the main family, bool (N,) each, without those that are empty.
+
+    Cost: reads N bytes for each.
+    """
+    found = {name: np.asarray(graph.splits[name].read(0, 1), np.bool_) for name in SPLITS if name in graph.splits}
+    return {name: rows[0] for name, rows in found.items() if rows.any()}
+
+
 def evaluated_rows(graph: Graph, splits: str, split: int) -> npt.NDArray[np.bool_]:
     """Return which vertices are in any split, bool (N,). Cost: reads N bytes for each."""
     found = np.zeros(graph.num_vertices, np.bool_)

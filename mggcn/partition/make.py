@@ -20,8 +20,8 @@ from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.cut.partition import CutPartition, CutStats, cut_partition, cut_stats
 from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.locality.reuse import estimate_part_reuse, estimate_reuse
-from mggcn.partition.metis.run import MetisSettings
-from mggcn.partition.order import assign
+from mggcn.partition.metis.run import MetisKind, MetisSettings
+from mggcn.partition.order import assign, whole_graph
 from mggcn.partition.rows.partition import RowPartition, RowStats
 from mggcn.partition.rows.required import required_stats
 from mggcn.partition.statistics import tile_statistics
@@ -40,10 +40,13 @@ def make_partition(
         return CutPartition(VERTEX_CUTS.for_run(graph, LibraSettings(parts=ranks, seed=seed)), bins)
     if order == "locality":
         return RowPartition(LOCALITY_ORDERS.for_run(graph, LocalitySettings(parts=ranks, seed=seed)).owners)
-    if order == "metis" and ranks > 1:
-        settings = MetisSettings(parts=ranks, seed=seed % 2**31)
+    if order in ("metis", "metis-balanced"):
+        if ranks == 1:
+            return RowPartition(whole_graph(graph.num_vertices))
+        even: MetisKind = "metis" if order == "metis" else "metis-balanced"
+        settings = MetisSettings(parts=ranks, seed=seed % 2**31, kind=even)
         return RowPartition(EDGE_CUTS.for_run(graph, settings).assignment())
-    return RowPartition(assign(graph.num_vertices, ranks, "none" if order == "metis" else order, seed))
+    return RowPartition(assign(graph.num_vertices, ranks, order, seed))
 
 
 def is_cached(graph: Graph, *, ranks: int, seed: int) -> bool:

@@ -35,7 +35,7 @@ from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.make import make_partition
-from mggcn.partition.metis.run import MetisSettings
+from mggcn.partition.metis.run import MetisKind, MetisSettings
 from mggcn.partition.order import MAX_PARTS
 from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.batch_sharing import BatchSizes, expected_sizes, with_batches
@@ -222,8 +222,11 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
     nccl, figures = nccl_memory(base, machine), figures_here(base)
     orders: tuple[str, ...] = ORDERS
     # A cached partition has at most MAX_PARTS parts.
-    if ranks <= MAX_PARTS and is_kept(graph, MetisSettings(parts=ranks, seed=seed % 2**31).name):
-        orders = (*orders, "metis")
+    first = (config.data.splits, config.data.split) == ("main", 0)
+    cuts: tuple[MetisKind, ...] = ("metis", "metis-balanced") if first else ("metis",)
+    for cut in cuts if ranks <= MAX_PARTS else ():
+        if is_kept(graph, MetisSettings(parts=ranks, seed=seed % 2**31, kind=cut).name):
+            orders = (*orders, cut)
     if ranks <= MAX_PARTS:
         orders = (*orders, "locality")
     known: dict[tuple[str, str, int], _Counted | str] = {}

@@ -49,7 +49,7 @@ CASES: dict[str, list[str]] = {
     "mggcn train --set model.ki": ["model.kind="],
     "mggcn sweep grid.toml g --set train.lo": ["train.loss="],
     "mggcn train --set model.kind=s": ["sage", "sgc"],
-    "mggcn train --set=run.order=m": ["metis"],
+    "mggcn train --set=run.order=m": ["metis", "metis-balanced"],
     "mggcn tune --store g --set model.bias=t": ["true"],
     "mggcn train --set model.hidden=": [],
     "mggcn settings train.lr": ["train.lr"],

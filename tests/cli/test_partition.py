@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import subprocess
@@ -71,6 +72,15 @@ KINDS = [
         "metis", "metis-{}-77", EDGE_CUTS.find_or_make, MetisSettings, of_metis, id="metis", marks=needs_pymetis
     ),
     pytest.param(
+        "metis-balanced",
+        "metis-balanced-{}-77",
+        EDGE_CUTS.find_or_make,
+        functools.partial(MetisSettings, kind="metis-balanced"),
+        of_metis,
+        id="metis-balanced",
+        marks=needs_pymetis,
+    ),
+    pytest.param(
         "locality", "locality-{}-77", LOCALITY_ORDERS.find_or_make, LocalitySettings, of_locality, id="locality"
     ),
 ]
@@ -110,6 +120,20 @@ def test_a_cut_is_made_and_found_again(
     assert "planned memory: " not in again
     assert run_main(*command, "--force") == 0
     assert "made in" in capsys.readouterr().out
+
+
+@needs_pymetis
+def test_splits_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the command does not say what is even, or how the splits came out."""
+    sizes = ["--vertices", 900, "--edges", 4000, "--features", 2, "--classes", 3]
+    assert run_main("generate", "community", tmp_path / "store", *sizes, "--seed", 11) == 0
+    capsys.readouterr()
+    assert run_main("partition", tmp_path / "store", "--kind", "metis-balanced", "--parts", 3) == 0
+    said = capsys.readouterr().out
+    assert "3 parts of even nonzeros, vertices, train, val, test, seed 1" in said
+    assert [f"{name} balance 1.0" in said for name in ("training", "validation", "test")] == [True] * 3
+    assert run_main("partition", tmp_path / "store", "--list") == 0
+    assert "metis-balanced-3-1  metis-balanced" in capsys.readouterr().out
 
 
 def test_options_decide_the_place(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ import tomli_w
 
 import mggcn
 from mggcn import config as cfg
-from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig, TrainConfig
+from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, SampleConfig, TrainConfig
 from mggcn.config import files as config_files
 from mggcn.config.files import described, to_tables, with_settings
 from mggcn.config.values import DEBUG, Range, fields_of, parse_count, setting, with_new_names
@@ -538,6 +538,14 @@ def test_batches_that_cannot_be(sample: dict[str, Any], words: str) -> None:
     """Fails if fan-outs that fit no model are taken, or the message does not say what would."""
     with pytest.raises(ConfigError, match=words):
         Config(sample=SampleConfig(**sample))
+
+
+@pytest.mark.parametrize("data", [{"splits": "alt"}, {"split": 1}])
+def test_parts_are_even_for_the_first_split(data: dict[str, Any]) -> None:
+    """Fails if ranks get even shares of a split that the run does not train on."""
+    with pytest.raises(ConfigError, match="trains on another; choose metis"):
+        Config(data=DataConfig(**data), run=RunConfig(order="metis-balanced"))
+    Config(data=DataConfig(**data), run=RunConfig(order="metis"))
 
 
 def test_all_is_a_word() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.graph.csr import Graph
+from mggcn.graph.splits import SPLITS, first_splits
 from mggcn.partition.order import Assignment
 from mggcn.partition.statistics import balance, tile_statistics
 
@@ -29,6 +30,10 @@ class EdgeCutStatistics:
     """Rows of other parts that a part needs to multiply its rows of A^T: what it receives for a layer's forward pass."""
     halo_t_per_part: tuple[int, ...]
     """The same for A and the backward pass."""
+    train_per_part: tuple[int, ...] = ()
+    """Vertices of the first training split; () in cuts of earlier versions."""
+    val_per_part: tuple[int, ...] = ()
+    test_per_part: tuple[int, ...] = ()
 
     @property
     def cut_share(self) -> float:
@@ -90,8 +95,16 @@ def edge_cut(graph: Graph, owner: npt.NDArray[np.uint16], num_parts: int) -> Edg
         nonzeros_per_part=_counts(nonzeros),
         halo_per_part=_counts(_halo(tiles.rows_needed)),
         halo_t_per_part=_counts(_halo(tiles.rows_needed_t)),
+        **_of_splits(graph, owner, num_parts),
     )
     return EdgeCut(num_parts, owner, statistics)
+
+
+def _of_splits(graph: Graph, owner: npt.NDArray[np.uint16], num_parts: int) -> dict[str, tuple[int, ...]]:
+    """Return how many vertices of each split a part has; zeros where there is none."""
+    masks = first_splits(graph)
+    members = {name: owner[masks[name]] if name in masks else owner[:0] for name in SPLITS}
+    return {f"{name}_per_part": _counts(np.bincount(of, minlength=num_parts)) for name, of in members.items()}
 
 
 def _halo(needed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """METIS: parts of the vertices with few edges between them and about equal work, for the strategies that partition rows.
 
-N vertices, M entries of A + A^T, P parts.
+N vertices, M entries of A + A^T, P parts, C constraints: what every part should have about as much of.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,16 @@ import scipy.sparse as sp
 
 from mggcn.errors import BackendError, ConfigError
 from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.splits import first_splits
 from mggcn.partition.metis.edge_cut import EdgeCut, edge_cut
 from mggcn.partition.metis.process import Problem, new_problem, solve
 from mggcn.partition.order import MAX_PARTS
 
+MetisKind = Literal["metis", "metis-balanced"]
+SLACK = 10
+"""Thousandths above the average that a part may have of the nonzeros, as Libra's parts do, or of the vertices."""
+SLACK_OF_SPLITS = 50
+"""The same of the vertices of a split."""
 BLOCK = 1 << 20
 """Entries of the graph that are read at a time: SciPy needs some 40 bytes for each meanwhile."""
 
@@ -33,6 +39,8 @@ class MetisSettings:
     """Number of parts P, in 1 .. 1024."""
     seed: int = 1
     """Seed of METIS."""
+    kind: MetisKind = "metis"
+    """What is even among the parts. metis: nonzeros; metis-balanced: nonzeros, vertices, and those of each split."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.parts <= MAX_PARTS:
@@ -43,7 +51,7 @@ class MetisSettings:
     @property
     def name(self) -> str:
         """Name of the cut's folder."""
-        return f"metis-{self.parts}-{self.seed}"
+        return f"{self.kind}-{self.parts}-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,17 @@ class MetisMemory:
         return sum(self.own.values()) + self.metis_most
 
 
-def metis_memory(num_vertices: int, num_stored: int, symmetric: bool) -> MetisMemory:
+def constraints(graph: Graph, settings: MetisSettings) -> dict[str, int]:
+    """Return what a cut keeps even and its slack in thousandths: nonzeros, then vertices and the splits that are not empty.
+
+    Splits are the first of train, val and test. Cost: those are read.
+    """
+    if settings.kind == "metis":
+        return {"nonzeros": SLACK}
+    return {"nonzeros": SLACK, "vertices": SLACK, **dict.fromkeys(first_splits(graph), SLACK_OF_SPLITS)}
+
+
+def metis_memory(num_vertices: int, num_stored: int, symmetric: bool, num_constraints: int = 1) -> MetisMemory:
     """Return the memory of `metis` at its peak. METIS holds the graph again at each of its levels, in 8-byte integers.
 
     Its share was measured with pymetis 2025.2: 42 to 60 bytes per entry of meshes, citations and web pages,
@@ -71,12 +89,14 @@ def metis_memory(num_vertices: int, num_stored: int, symmetric: bool) -> MetisMe
     """
     entries = num_stored if symmetric else 2 * num_stored
     own = {
-        "row pointers, weights and parts": (24 + 8) * num_vertices,
+        "row pointers, weights and parts": (24 + 8 * num_constraints) * num_vertices,
         "adjacency": 8 * entries * (1 if symmetric else 2),
         "blocks": 48 * min(BLOCK, entries),
         "second process": 64 << 20,
     }
-    return MetisMemory(own, 32 * entries + 50 * num_vertices, 128 * entries + 400 * num_vertices)
+    beside = num_constraints - 1
+    least, most = 50 + 8 * beside, 400 + 24 * beside  # the weights of coarser graphs, down to half and a third as large
+    return MetisMemory(own, 32 * entries + least * num_vertices, 128 * entries + most * num_vertices)
 
 
 def require_pymetis() -> None:
@@ -86,14 +106,15 @@ def require_pymetis() -> None:
 
 
 def metis(graph: Graph, settings: MetisSettings) -> EdgeCut:
-    """Cut a graph: parts of about equal nonzeros with few edges between them.
+    """Cut a graph: parts of about equal nonzeros (and more, as settings.kind says) with few edges between them.
 
     METIS is given A + A^T without self-loops, an edge weighing the number of stored edges that it stands for, and a
     vertex the nonzeros of its rows of A^T and of A (once if they are the same), self-loops included. Parts differ in
     their number of rows, and also in work where a hub alone weighs more than a part; P >= N gives every vertex a part
     of its own. Cost: a sweep over adj (and adj_t), METIS in a process of its own, then the statistics; memory as
     `metis_memory` says. Raises: BackendError without pymetis; PlanError if METIS fails, which it does when memory runs
-    out. Source: Karypis and Kumar 1998, k-way; why not the variants: docs/notes/0010-metis.md.
+    out. Source: Karypis and Kumar 1998, k-way, and their "Multilevel algorithms for multi-constraint graph partitioning",
+    SC 1998; constraints: Zheng et al., DistDGL, IA3 2020; why not the variants: docs/notes/0010-metis.md.
     """
     require_pymetis()
     return edge_cut(graph, _parts(graph, settings), settings.parts)
@@ -106,9 +127,13 @@ def _parts(graph: Graph, settings: MetisSettings) -> npt.NDArray[np.uint16]:
     if settings.parts >= graph.num_vertices:
         return np.arange(graph.num_vertices, dtype=np.uint16)
     entries = graph.adj.nnz if graph.symmetric else graph.adj.nnz + graph.adj_t.nnz
-    problem = new_problem(graph.num_vertices, entries, weighted=not graph.symmetric)
+    even = constraints(graph, settings)
+    problem = new_problem(graph.num_vertices, entries, tuple(even.values()), weighted=not graph.symmetric)
     try:
         fill(problem, graph)
+        problem.vertex_weights[:, 1:2] = 1
+        for place, mask in enumerate(first_splits(graph).values() if len(even) > 1 else (), start=2):
+            problem.vertex_weights[:, place] = mask
         solve(problem, settings.parts, settings.seed)
     finally:
         os.close(problem.descriptor)
@@ -116,7 +141,7 @@ def _parts(graph: Graph, settings: MetisSettings) -> npt.NDArray[np.uint16]:
 
 
 def fill(problem: Problem, graph: Graph) -> None:
-    """Write A + A^T without self-loops, its weights and those of the vertices."""
+    """Write A + A^T without self-loops, its weights and the nonzeros of the vertices, their first weight."""
     filled = 0
     for first, block in _blocks(graph):
         rows = np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))
@@ -127,11 +152,11 @@ def fill(problem: Problem, graph: Graph) -> None:
         problem.indptr[first + 1 : stop + 1] = filled + np.cumsum(degree)
         problem.indices[filled : filled + count] = block.indices[kept]
         if problem.edge_weights is None:
-            problem.vertex_weights[first:stop] = degree + 1
+            problem.vertex_weights[first:stop, 0] = degree + 1
         else:
             weights = block.data[kept]
             problem.edge_weights[filled : filled + count] = weights
-            problem.vertex_weights[first:stop] = np.bincount(rows, weights, block.shape[0]) + 2
+            problem.vertex_weights[first:stop, 0] = np.bincount(rows, weights, block.shape[0]) + 2
         filled += count
 
 

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,20 @@ import pytest
 import scipy.sparse as sp
 
 from mggcn.errors import BackendError, ConfigError, PlanError
-from mggcn.graph.csr import Graph
-from mggcn.graph.generate import rmat
+from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.generate import community, rmat
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
+from mggcn.partition.metis import process
 from mggcn.partition.metis import run as metis_module
 from mggcn.partition.metis.edge_cut import EdgeCut
 from mggcn.partition.metis.process import Problem, new_problem, solve
-from mggcn.partition.metis.run import MetisSettings, fill, metis, metis_memory
+from mggcn.partition.metis.run import SLACK, MetisKind, MetisSettings, constraints, fill, metis, metis_memory
+from mggcn.partition.statistics import balance
 from tests.partition.cut.test_libra import KINDS, dense_of, graph_of
 
 SEED = 60919
+KINDS_OF_CUTS: tuple[MetisKind, ...] = ("metis", "metis-balanced")
 needs_pymetis = pytest.mark.skipif(
     importlib.util.find_spec("pymetis") is None, reason='pymetis is not installed: pip install "mggcn[metis]"'
 )
@@ -38,7 +43,7 @@ def cut(dense: Any, parts: int, seed: int = SEED) -> EdgeCut:
 
 def filled(graph: Graph) -> Problem:
     entries = graph.adj.nnz if graph.symmetric else graph.adj.nnz + graph.adj_t.nnz
-    problem = new_problem(graph.num_vertices, entries, weighted=not graph.symmetric)
+    problem = new_problem(graph.num_vertices, entries, (SLACK,), weighted=not graph.symmetric)
     fill(problem, graph)
     return problem
 
@@ -60,7 +65,7 @@ def test_what_metis_is_given(kind: str, block: int, monkeypatch: pytest.MonkeyPa
     given = sp.csr_matrix((weights, problem.indices[:entries], problem.indptr), (n, n))
     assert given.has_canonical_format
     assert np.array_equal(given.toarray(), expected)
-    assert np.array_equal(problem.vertex_weights, expected.sum(1) + (1 if graph.symmetric else 2))
+    assert np.array_equal(problem.vertex_weights[:, 0], expected.sum(1) + (1 if graph.symmetric else 2))
 
 
 @pytest.mark.covering(1, rest="slow")
@@ -117,6 +122,93 @@ def test_nonzeros_are_balanced_rather_than_rows() -> None:
     s = cut(dense, 4).statistics
     assert s.nonzero_balance <= 1.02
     assert s.row_balance > 1.3
+
+
+def planted(num_vertices: int, seed: int) -> Graph:
+    """A random graph of 16 communities whose training vertices are six tenths of one of them."""
+    rng = np.random.default_rng(seed)
+    graph = community(num_vertices, 10 * num_vertices, 2, 16, homophily=0.8, seed=seed)
+    assert graph.labels is not None
+    train = (graph.labels.read(0, num_vertices) == 3) & (rng.random(num_vertices) < 0.6)
+    drawn = np.where(train, 1, rng.random(num_vertices))
+    masks = {"train": train, "val": drawn < 0.05, "test": (0.05 <= drawn) & (drawn < 0.25)}
+    return replace(graph, splits={name: ArrayRows(mask[np.newaxis]) for name, mask in masks.items()})
+
+
+@needs_pymetis
+@pytest.mark.parametrize(
+    "parts", [2, 4, pytest.param(3, marks=pytest.mark.full), pytest.param(8, marks=pytest.mark.full)]
+)
+def test_splits_in_one_community_are_shared_out(parts: int) -> None:
+    """Fails if a constraint is lost, has another's weights or slack, or costs more than 15 % of edges cut."""
+    graph = planted(20_000, 3)
+    plain, even = (metis(graph, MetisSettings(parts=parts, seed=6, kind=kind)).statistics for kind in KINDS_OF_CUTS)
+    assert balance(plain.train_per_part) > 1.5
+    assert max(even.nonzero_balance, even.row_balance) <= 1.011
+    for name, per_part in (("train", even.train_per_part), ("val", even.val_per_part), ("test", even.test_per_part)):
+        assert sum(per_part) == graph.splits[name].array().sum()
+        assert balance(per_part) <= 1.051
+    assert even.num_cut <= 1.15 * plain.num_cut
+
+
+@needs_pymetis
+def test_constraints_that_are_empty_are_dropped() -> None:
+    """Fails if METIS is given a weight that no vertex has, or a graph without splits is refused."""
+    graph = graph_of(dense_of("random", 300))
+    settings = MetisSettings(parts=3, seed=SEED, kind="metis-balanced")
+    mask = np.arange(300)[np.newaxis] < 150
+    some = replace(graph, splits={"train": ArrayRows(mask), "val": ArrayRows(~mask & mask)})
+    assert list(constraints(some, settings)) == ["nonzeros", "vertices", "train"]
+    assert list(constraints(graph, settings)) == ["nonzeros", "vertices"]
+    for one in (graph, some):
+        s = metis(one, settings).statistics
+        assert s.row_balance <= 1.02
+        assert (sum(s.train_per_part), s.val_per_part) == (150 if one is some else 0, (0, 0, 0))
+
+
+WRAPPED = """
+import sys
+import numpy as np, pymetis
+from mggcn.partition.statistics import balance
+from tests.partition.cut.test_libra import dense_of, graph_of
+from tests.partition.metis.test_run import SEED, filled
+
+for kind in sys.argv[1:]:
+    given = filled(graph_of(dense_of(kind)))
+    entries = int(given.indptr[-1])
+    weights = None if given.edge_weights is None else given.edge_weights[:entries]
+    adjacency = pymetis.CSRAdjacency(given.indptr, given.indices[:entries])
+    options = pymetis.Options(seed=SEED, ufactor=10)
+    found = pymetis.part_graph(
+        3, adjacency, vweights=given.vertex_weights[:, 0].copy(), eweights=weights, recursive=False, options=options
+    )
+    print(*found.vertex_part)
+"""
+
+
+@needs_pymetis
+def test_the_library_is_called_as_pymetis_calls_it() -> None:
+    """Fails if an option has another option's number, or an argument another's place: with one constraint, bits agree."""
+    kinds = ["random", "directed"]
+    done = subprocess.run([sys.executable, "-c", WRAPPED, *kinds], capture_output=True, text=True, check=True)
+    for kind, parts in zip(kinds, done.stdout.splitlines(), strict=True):
+        assert parts.split() == [str(part) for part in cut(dense_of(kind), 3).owner]
+
+
+def test_a_library_that_cannot_be_called_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a build of pymetis that shows nothing of METIS ends in a traceback, or is taken for a lack of memory."""
+    told = SimpleNamespace(__file__=str(tmp_path / "none.so"))
+    monkeypatch.setitem(sys.modules, "pymetis", SimpleNamespace(version="1.0", _internal=told))
+    monkeypatch.setitem(sys.modules, "pymetis._internal", told)
+    with pytest.raises(SystemExit) as ended:
+        process._functions()
+    assert ended.value.code == process.UNUSABLE
+    said = "METIS in pymetis 1.0 cannot be called"
+    monkeypatch.setattr(sys, "executable", str(script(tmp_path, f"echo '{said}'; exit {process.UNUSABLE}")))
+    problem = filled(graph_of(dense_of("path")))
+    with pytest.raises(BackendError, match=said):
+        solve(problem, 2, SEED)
+    os.close(problem.descriptor)
 
 
 @pytest.mark.covering(0)
@@ -225,23 +317,26 @@ def child(pid: int) -> int:
 MEASURE = """
 import resource, sys
 from mggcn.graph.store import open_store
-from mggcn.partition.metis.run import MetisSettings, metis, metis_memory
+from mggcn.partition.metis.run import MetisSettings, constraints, metis, metis_memory
 
 graph = open_store(sys.argv[1])
-metis(graph, MetisSettings(parts=8))
-memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric)
+settings = MetisSettings(parts=8, kind=sys.argv[2])
+metis(graph, settings)
+even = len(constraints(graph, settings))
+memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric, even)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, memory.least, memory.most)
 """
 
 
 @pytest.mark.full
 @needs_pymetis
+@pytest.mark.parametrize("kind", KINDS_OF_CUTS)
 @pytest.mark.parametrize("name", ["cnr_2000", pytest.param("blogcatalog", marks=pytest.mark.slow)])
-def test_memory_is_as_planned(name: str, data_root: Path, tmp_path: Path) -> None:
+def test_memory_is_as_planned(name: str, kind: MetisKind, data_root: Path, tmp_path: Path) -> None:
     """Fails if METIS takes more memory than the plan says, or the plan refuses what would fit."""
     write_store(open_store(data_root / name), tmp_path / name)
-    command = [sys.executable, "-c", MEASURE, str(tmp_path / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / name), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     measured, least, most = (int(number) for number in done.stdout.split())
     assert least - (64 << 20) <= measured <= most
 
