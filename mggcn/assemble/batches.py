@@ -93,7 +93,7 @@ def sampled_feed(
     back = hops_back(plan.ranks[rank].values.training, stack)
     slots = slot_plan(config, plan.shape, stack, back)
     pack: Callable[[], PackedBatch] | None = None
-    if pads_batches(config) and labels is not None:
+    if pads_batches(config):
         layout = padded_layout(config, plan.shape, stack, plan.ranks[rank].values)
         pack = functools.partial(packed, layout, backend, labels)
     first = plan.ranks[rank].values.first
@@ -120,6 +120,6 @@ def sampled_feed(
     )
 
 
-def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels) -> PackedBatch:
+def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels | None) -> PackedBatch:
     """Return the memory of a batch on its way to a GPU."""
     return PackedBatch(layout, backend.pinned(layout.nbytes), labels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mggcn.assemble.stack import draws_of_links
+from mggcn.blocks.padded import PairRoom
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
 from mggcn.feed.batch import Batch
@@ -24,10 +25,13 @@ def link_feed(config: Config, graph: Graph, local: Assignment, rank: int) -> Lin
     return None if draws is None else LinkFeed(draws, rank, ranks, local.local if ranks == 1 else None)
 
 
-def pair_loader(config: Config, graph: Graph, runtime: RankRuntime, load: Callable[[Batch], None]) -> PairLoader:
-    """Return what loads the pairs of a run's steps behind `load`."""
+def pair_loader(
+    config: Config, graph: Graph, runtime: RankRuntime, load: Callable[[Batch], None], room: PairRoom | None
+) -> PairLoader:
+    """Return what loads the pairs of a run's steps behind `load`. room: as of PairLoader."""
     gathers = config.run.ranks > 1 and not config.sample.batch
-    return PairLoader(runtime, load, dot=not config.links.decoder, num_vertices=graph.num_vertices if gathers else 0)
+    everyone = graph.num_vertices if gathers else 0
+    return PairLoader(runtime, load, dot=not config.links.decoder, num_vertices=everyone, room=room)
 
 
 def link_scores(
@@ -35,6 +39,6 @@ def link_scores(
 ) -> LinkScores:
     """Return what scores the validation and test links of a run."""
     links = {name: rows for name, rows in graph.links.items() if name != "train"}
-    decoder = PairDecoder(runtime.weights.views, config.links.decoder)
+    decoder = PairDecoder(runtime.weights.views, config.links.decoder, runtime.backend.upload)
     shape = BufferSpec("", graph.num_vertices, config.links.embedding, plan.sizes.dtype)
     return LinkScores(config.train.metric, runtime.inputs, links, decoder, shape, local.local, comm, runtime.backend)

@@ -41,6 +41,7 @@ from mggcn.partition.order import Assignment, whole_graph
 from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.rows.shard import ShardOptions, build_shard
 from mggcn.planning.batches import padded_layout, pads_batches
+from mggcn.planning.links import keeps_pairs, pair_room
 from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -170,11 +171,13 @@ def make_rank(
         watch = Timeline(plan, comm, folder, feed.num_steps)
         runtime.annotate = counted.annotate = record_function
     choice = _thread_choice(config, backend, first)
-    # Pairs of vertices are others in every step.
-    alike = not graph.links and (feed.stack is None or pads_batches(config))
+    room = pair_room(config, plan.shape, rank_plan.sizes.owned, None) if keeps_pairs(config) else None
+    # Where they are not kept in one place, pairs of vertices are others in every step.
+    alike = pads_batches(config) if feed.stack is not None else not graph.links or room is not None
     ranking: RankingScores | LinkScores | None = _ranking_scores(context, inputs)
     if graph.links:
-        load = pair_loader(config, graph, runtime, load).load
+        if not pads_batches(config):
+            load = pair_loader(config, graph, runtime, load, room).load
         ranking = link_scores(config, graph, rank_plan, runtime, context.local_index, counted)
     trainer = RankTrainer(
         config,
@@ -244,7 +247,7 @@ def _loader(
 ) -> LoadBatch:
     """Return what brings a feed's batches to the device. norm: the scales of batches that have none."""
     config, plan, dtype = context.config, context.rank_plan, context.rank_plan.sizes.dtype
-    if targets is not None and pads_batches(config):
+    if pads_batches(config):
         layout = padded_layout(config, context.plan.shape, stack, plan.values)
         return PaddedLoader(runtime, layout, rows, norm, targets, dtype, config.sample.ahead).load
     loader = BatchLoader(

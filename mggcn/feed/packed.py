@@ -1,7 +1,7 @@
 """A batch as it lies on a GPU, in one piece of pinned memory: the thread that draws it fills it up, and one copy sends it.
 
-Every array that is copied by itself costs the thread of the steps some 10 us, and a batch has 30. V rows of a row set, T of
-the seeds.
+Every array that is copied by itself costs the thread of the steps some 10 us, and a batch has 30. Pairs of links lie there
+likewise, with those of a batch or, of the whole graph, by themselves. V rows of a row set, T of the seeds, M pairs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn import native
-from mggcn.blocks.padded import DRAWN, PaddedLayout
+from mggcn.blocks.padded import DRAWN, PaddedLayout, PairRoom, Place, placed
 from mggcn.errors import PlanError
-from mggcn.feed.batch import Batch, BlockEdges
+from mggcn.feed.batch import Batch, BlockEdges, Pairs
 from mggcn.feed.labels import SeedLabels
 
 if TYPE_CHECKING:
@@ -27,22 +27,97 @@ ReadLabels: TypeAlias = Callable[[Vector, Vector], SeedLabels]
 """Returns the labels of a rank's seeds, of all ranks' seeds. Raises: GraphError for a seed without a label."""
 
 
-class PackedBatch:
-    """The memory of a batch on its way. memory: uint8, of the layout's bytes, zero at first; labels: read by the thread."""
+class _Memory:
+    """Arrays in one piece of memory, with what is to be copied and filled up there in one native call."""
 
-    def __init__(self, layout: PaddedLayout, memory: Tensor, labels: ReadLabels) -> None:
+    def __init__(self, memory: Tensor, places: Mapping[str, Place]) -> None:
+        flat = memory.numpy()
+        self.arrays: Mapping[str, Vector] = {
+            name: flat[place.offset : place.end].view(place.dtype) for name, place in places.items()
+        }
+        self._at = {name: array.ctypes.data for name, array in self.arrays.items()}
+        self._pieces = list[tuple[int, int, int, int, int]]()
+        self._read = list[Vector]()
+
+    def clear(self) -> None:
+        """Forget what was to be copied."""
+        self._pieces.clear()
+        self._read.clear()
+
+    def put(self, name: str, array: Vector) -> None:
+        """Have the first elements of an array copied, unless they are here."""
+        array = np.ascontiguousarray(array, self.arrays[name].dtype)
+        if (address := array.ctypes.data) != self._at[name]:
+            self._read.append(array)
+            self._pieces.append((self._at[name], address, array.size, array.itemsize, 0))
+
+    def fill(self, name: str, first: int, last: int, value: int) -> None:
+        """Have elements [first, last) of an array of bytes, or of 64-bit numbers, set to a value."""
+        item = self.arrays[name].itemsize
+        self._pieces.append((self._at[name] + item * first, 0, last - first, item, value))
+
+    def put_pairs(self, pairs: Pairs, room: PairRoom) -> None:
+        """Have pairs and the target of their scores copied, and filled up; pairs that fill up are of no row, and count
+        nowhere. Raises: PlanError for more of them than there is room for.
+        """
+        count, size = pairs.heads.size, pairs.indptr.size
+        if count > room.pairs or size > room.rows + 1:
+            raise PlanError(
+                f"a step has {count} pairs of {size - 1} rows, but at most {room.pairs} of {room.rows} were planned"
+            )
+        self.put("labels", np.arange(count) < pairs.links)
+        self.fill("mask", 0, count, 1)
+        self.fill("mask", count, room.pairs, 0)
+        self.arrays["scale"][0] = 1.0 / max(pairs.total, 1)
+        self.put("heads", pairs.heads)
+        self.put("tails", pairs.tails)
+        self.put("pair_indptr", pairs.indptr)
+        self.fill("pair_indptr", size, room.rows + 1, 2 * count)
+        is_tail = pairs.ends >= count
+        self.put("pair_of", pairs.ends - is_tail * np.int32(count))
+        if room.dot:
+            self.put("pair_indices", np.concatenate([pairs.tails, pairs.heads])[pairs.ends])
+        else:  # places among heads and then tails, which begin behind those that fill up
+            self.put("pair_indices", pairs.ends + is_tail * np.int32(room.pairs - count))
+
+    def pack(self) -> None:
+        """Copy and fill up."""
+        table = np.array(self._pieces, np.int64)
+        native.kernel("mggcn_pack")(table.ctypes.data, len(table))
+        self.clear()
+
+
+class PackedPairs:
+    """The pairs of a step over the whole graph on their way. memory: uint8, of the room's bytes, zero at first."""
+
+    def __init__(self, room: PairRoom, memory: Tensor) -> None:
+        self.memory: Tensor = memory
+        self._room, self._arrays = room, _Memory(memory, placed(room.arrays()))
+
+    def write(self, pairs: Pairs) -> None:
+        """Write the pairs of a step. Raises: PlanError for more than there is room for."""
+        self._arrays.clear()  # what an error left
+        self._arrays.put_pairs(pairs, self._room)
+        self._arrays.pack()
+
+
+class PackedBatch:
+    """The memory of a batch on its way. memory: uint8, of the layout's bytes, zero at first; labels: read by the thread,
+    None where pairs have them.
+    """
+
+    def __init__(self, layout: PaddedLayout, memory: Tensor, labels: ReadLabels | None) -> None:
         self.layout: PaddedLayout = layout
         self.memory: Tensor = memory
         self.rows: int = 0
         """Rows of the input that the batch has."""
-        flat = memory.numpy()
-        self.arrays: Mapping[str, Vector] = {
-            name: flat[place.offset : place.end].view(place.dtype) for name, place in layout.places().items()
-        }
-        self._at = {name: array.ctypes.data for name, array in self.arrays.items()}
+        self._memory = _Memory(memory, layout.places())
         self._labels, self._drawn_here = labels, False
-        self._pieces = list[tuple[int, int, int, int, int]]()
-        self._read = list[Vector]()
+
+    @property
+    def arrays(self) -> Mapping[str, Vector]:
+        """The arrays of the layout, by name."""
+        return self._memory.arrays
 
     def of_slot(self) -> dict[str, Vector]:
         """Return the arrays into which a sampler may draw, by their names in a slot, whose hops count from the seeds."""
@@ -71,17 +146,13 @@ class PackedBatch:
 
         The batch has all that the layout has but features, which are here. drawn_here: so are ids, edges and what they
         count (`of_slot`, `of_hop`). Cost: what is copied, in one native call.
-        Raises: GraphError for a seed without a label; PlanError for edges that count other than one, without room for it.
+        Raises: GraphError for a seed without a label; PlanError for edges that count other than one, without room for it,
+        for too many pairs, or none where they are to be scored.
         """
         self._drawn_here = drawn_here
-        self._pieces.clear()  # what an error left
-        self._read.clear()
-        stack, seeds = self.layout.stack, batch.rows[self.layout.stack.seeds]
-        found, most = self._labels(seeds, batch.seeds), stack.capacities[-1].targets
-        self._put("labels", found.labels.reshape(-1))
-        self._put("mask", found.mask)
-        self._fill("mask", seeds.size, most, 0)
-        self.arrays["scale"][0] = found.inv_count
+        self._memory.clear()  # what an error left
+        self._put_target(batch)
+        stack = self.layout.stack
         ids = batch.rows[stack.blocks[0].sources]
         self._put("ids", ids)
         for number, (name, count) in enumerate(stack.rows.items()):
@@ -97,9 +168,23 @@ class PackedBatch:
             self._put_edges(str(number), edges, room.targets)
             if self.layout.is_transposed(number) and edges.transposed is not None:
                 self._put_edges(f"_t{number}", edges.transposed, room.sources)
-        self._pack()
+        self._memory.pack()
         self.rows = ids.size
         return dataclasses.replace(batch, packed=self)
+
+    def _put_target(self, batch: Batch) -> None:
+        """Have the target of the seeds' scores copied, or the pairs of the seeds with theirs."""
+        if self._labels is None:
+            if batch.pairs is None or self.layout.pairs is None:
+                raise PlanError("a step that predicts links needs pairs, and its feed gave none")
+            self._memory.put_pairs(batch.pairs, self.layout.pairs)
+            return
+        seeds, stack = batch.rows[self.layout.stack.seeds], self.layout.stack
+        found = self._labels(seeds, batch.seeds)
+        self._put("labels", found.labels.reshape(-1))
+        self._put("mask", found.mask)
+        self._fill("mask", seeds.size, stack.capacities[-1].targets, 0)
+        self.arrays["scale"][0] = found.inv_count
 
     def _put_edges(self, name: str, edges: BlockEdges, rows: int) -> None:
         self._put(f"indptr{name}", edges.indptr)
@@ -114,19 +199,8 @@ class PackedBatch:
 
     def _put(self, name: str, array: Vector) -> None:
         """Have the first elements of an array copied, unless they are here."""
-        if self._drawn_here and name.startswith(DRAWN):
-            return
-        array = np.ascontiguousarray(array, self.arrays[name].dtype)
-        if (address := array.ctypes.data) != self._at[name]:
-            self._read.append(array)
-            self._pieces.append((self._at[name], address, array.size, array.itemsize, 0))
+        if not (self._drawn_here and name.startswith(DRAWN)):
+            self._memory.put(name, array)
 
     def _fill(self, name: str, first: int, last: int, value: int) -> None:
-        item = self.arrays[name].itemsize
-        self._pieces.append((self._at[name] + item * first, 0, last - first, item, value))
-
-    def _pack(self) -> None:
-        table = np.array(self._pieces, np.int64)
-        native.kernel("mggcn_pack")(table.ctypes.data, len(table))
-        self._pieces.clear()
-        self._read.clear()
+        self._memory.fill(name, first, last, value)

@@ -21,7 +21,7 @@ from mggcn.memory.units import human
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.network import Values
 from mggcn.model.values import Graph
-from mggcn.planning.links import seeds_of_one
+from mggcn.planning.links import pair_room, seeds_of_one
 from mggcn.planning.shape import GraphShape
 
 ORDER_BYTES = 64
@@ -277,6 +277,7 @@ def padded_layout(config: Config, shape: GraphShape, stack: Stack, values: Value
         inputs=(*["features"] * (first is None or first.itself), *["sums"] * (first is not None)),
         feature_bytes=BufferSpec("", 1, shape.num_features, STORAGE[precision]).nbytes,
         labels=("int32", 1) if shape.task == "classes" else (real, shape.num_classes),
+        pairs=pair_room(config, shape, 0, stack),
     )
 
 

@@ -10,12 +10,13 @@ from typing import Final
 
 from mggcn.aggregate.base import Matrix
 from mggcn.blocks.block import EVERYONE, PAIRS, RowSet, Stack
+from mggcn.blocks.padded import PairRoom
 from mggcn.config import Config, LinksConfig
 from mggcn.config.values import fields_of
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
-from mggcn.memory.device import REAL, STORAGE
+from mggcn.memory.device import DEVICES, REAL, STORAGE, scale_dtype
 from mggcn.model.stack import PairScoring
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.task import HITS
@@ -41,8 +42,10 @@ def check_links(config: Config, graph: Graph) -> None:
                 "--links 0.8,0.1,0.1, or leave the setting out"
             )
         return
-    if run.device != "cpu":
-        raise ConfigError("links are predicted on CPUs alone; leave --device cuda out")
+    if run.spmm != "own":
+        raise ConfigError(
+            "debug.spmm cusparse prepares a product for one matrix, and every step that predicts links has others; use own"
+        )
     if run.precision == "bf16":
         raise ConfigError(
             "run.precision bf16 would round the sums over pairs of a vertex; choose mixed, which does not"
@@ -108,20 +111,52 @@ def pair_matrix(config: Config, shape: GraphShape, owned: int, stack: Stack | No
     return Matrix(shape.num_vertices if _gathers(config) else rows, 2 * pair_rows(config, shape)[PAIRS])
 
 
-def pair_bytes(config: Config, shape: GraphShape, matrix: Matrix) -> int:
-    """Return the bytes of pairs on their way and of those that are scored, on one rank."""
-    real, batches = ITEM_BYTES[REAL[config.run.precision]], 1 + bool(config.sample.batch) * (config.sample.ahead + 1)
-    pairs = matrix.nnz // 2
-    drawn = 8 * pairs + 4 * matrix.nnz + 8 * (matrix.rows + 1)
+def keeps_pairs(config: Config) -> bool:
+    """Return whether the pairs of steps over the whole graph lie where they are in all of them, as a device needs that
+    records a step once. Products of their matrix then divide rows evenly among threads: a row of many pairs takes less time
+    than the host takes to make these pairs.
+    """
+    return not DEVICES[config.run.device].is_host and not config.sample.batch
+
+
+def pair_room(config: Config, shape: GraphShape, owned: int, stack: Stack | None) -> PairRoom | None:
+    """Return what the pairs of a step take on a device that keeps them in one place; None without links. owned, stack: as
+    of `pair_matrix`.
+    """
+    matrix = pair_matrix(config, shape, owned, stack)
+    if matrix is None:
+        return None
+    real = scale_dtype(config.run.precision)
+    return PairRoom(pairs=matrix.nnz // 2, rows=matrix.rows, real=real, dot=not config.links.decoder)
+
+
+def pair_bytes(config: Config, shape: GraphShape, matrix: Matrix, kept: int) -> int:
+    """Return the bytes of pairs that are loaded and of those that are scored on one rank, on a CPU also of those on their
+    way. kept: bytes of the room of steps over the whole graph, where the device keeps pairs in one place.
+    """
+    real, pairs = ITEM_BYTES[REAL[config.run.precision]], matrix.nnz // 2
+    if not DEVICES[config.run.device].is_host:
+        # Those of a batch are among its bytes.
+        values = 0 if config.links.decoder else real * matrix.nnz
+        return kept + values + _scoring_bytes(config, shape)
     loaded = (8 + real) * matrix.nnz + (real + 1) * pairs
+    return loaded + host_pair_bytes(config, shape, matrix, 0) + _scoring_bytes(config, shape)
+
+
+def host_pair_bytes(config: Config, shape: GraphShape, matrix: Matrix, kept: int) -> int:
+    """Return the bytes of pairs on their way on one rank, and of what is counted of scores, in the host's memory. kept: as
+    of `pair_bytes`.
+    """
+    pairs, batches = matrix.nnz // 2, 1 + bool(config.sample.batch) * (config.sample.ahead + 1)
+    drawn = 8 * pairs + 4 * matrix.nnz + 8 * (matrix.rows + 1)
     order = 10 * (shape.num_training or 0)  # numbers of links, and on several ranks the rank of each
-    return batches * drawn + loaded + DRAWING_BYTES * pairs + order + _scoring_bytes(config, shape)
+    return batches * drawn + DRAWING_BYTES * pairs + order + 24 * shape.num_scored + kept
 
 
 def _scoring_bytes(config: Config, shape: GraphShape) -> int:
     widest = max((config.links.embedding, *config.links.decoder))
     some = 6 * PAIR_BYTES * -(-widest // config.links.embedding)
-    return some + 24 * shape.num_scored + (sum(score_sums(config, shape)) if config.run.ranks > 1 else 0)
+    return some + (sum(score_sums(config, shape)) if config.run.ranks > 1 else 0)
 
 
 def counts_nbytes(ranks: int) -> int:

@@ -49,7 +49,8 @@ SHORT_WORK: Final = 10**9
 class EpochCost:
     """Predicted costs of a run: a training epoch (the average over a period where they differ) or a step on a batch, an
     evaluation, and the exact gradient, if steps are compared with it. batch: what a batch takes beside its step. pairs_s:
-    seconds in which the host makes the pairs of a step over the whole graph; scores_s: in which an evaluation scores links.
+    seconds in which the host makes the pairs of a step over the whole graph, `beside` the step before on a GPU, which the
+    host does not wait for; scores_s: in which an evaluation scores links.
     """
 
     train: Cost
@@ -58,12 +59,13 @@ class EpochCost:
     batch: BatchCost | None = None
     pairs_s: float = 0.0
     scores_s: float = 0.0
+    beside: bool = False
 
     @property
     def step_s(self) -> float:
         """Seconds from a step to the next."""
         if self.batch is None:
-            return self.train.seconds + self.pairs_s
+            return max(self.train.seconds, self.pairs_s) if self.beside else self.train.seconds + self.pairs_s
         return self.batch.step_s(self.train.seconds)
 
     @property
@@ -75,7 +77,7 @@ class EpochCost:
 def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
     """Predict a training epoch and an evaluation of a plan. Raises: PlanError, ConfigError as `predict`."""
     exact = [rank.programs.exact for rank in plan.ranks if rank.programs.exact is not None]
-    config, shape, batch = plan.config, plan.shape, batch_cost(plan, machine)
+    config, shape, batch, upload = plan.config, plan.shape, batch_cost(plan, machine), machine.device.upload > 0
     # Every rank scores its share of the pairs.
     pairs = -(-shape.num_scored_pairs // len(plan.ranks))
     return EpochCost(
@@ -84,7 +86,9 @@ def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
         exact=_cost(plan, machine, exact) if exact else None,
         batch=batch,
         pairs_s=PAIR_S * _pairs(plan) if batch is None else 0.0,
-        scores_s=scored_s(pairs, config.links.embedding, config.links.decoder),
+        # A GPU multiplies embeddings in less time than the host takes to count what it finds.
+        scores_s=scored_s(pairs, 0, ()) if upload else scored_s(pairs, config.links.embedding, config.links.decoder),
+        beside=upload,
     )
 
 

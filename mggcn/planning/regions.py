@@ -66,7 +66,7 @@ class RankSizes:
     forward, backward: the number of matrices of every size for A^T, and for A if those differ.
     drawn: those among them that each step draws, which on the host, and on a GPU where batches are filled up, lie in the
     memory of its batch.
-    pairs: of a step that predicts links, whose matrix is made anew in every step.
+    pairs: of a step that predicts links, whose matrix is made anew in every step, on a GPU in place.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
 
@@ -180,7 +180,7 @@ class RankSizes:
         tiles = [(m.rows, m.nnz, self.shape.weighted, count) for m, count in matrices]
         if self.values.typed:
             tiles = [one for m, count in matrices for one in self._by_relation(m).matrices(m, count)]
-        if self.pairs is not None:
+        if self.pairs is not None and DEVICES[self.config.run.device].is_host:
             tiles.append((self.pairs.rows, self.pairs.nnz, True, 1))
         choice = self.input
         if not choice.sparse:
@@ -239,9 +239,10 @@ class RankSizes:
 
     def _kernel_regions(self, panel: int) -> dict[str, int]:
         """Bytes that a GPU's kernels keep beside its matrices; products share work space, since they follow each other."""
-        # Those of batches that are filled up have no long rows in their schedules, and no hubs.
-        even = self.drawn if pads_batches(self.config) else {}
+        # Those of batches that are filled up have no long rows in their schedules, and no hubs; nor have those of pairs.
+        even = Counter(self.drawn if pads_batches(self.config) else {})
         matrices, width = self._matrices(even), self._widest(panel)
+        even.update([] if self.pairs is None else [self.pairs])
         sparse = [workspace_bytes(nnz, width, self.item) for _, nnz, *_ in matrices]
         layers = [c for c in self.values.layers if c.layer not in self.values.sparse_layers]
         stored = ITEM_BYTES[STORAGE[self.config.run.precision]]

@@ -40,7 +40,7 @@ from mggcn.planning.batches import (
 )
 from mggcn.planning.by_blocks import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
-from mggcn.planning.links import pair_bytes, pair_matrix, score_sums
+from mggcn.planning.links import host_pair_bytes, keeps_pairs, pair_bytes, pair_matrix, pair_room, score_sums
 from mggcn.planning.programs import Lowering, Programs
 from mggcn.planning.pruning import LayerRows, set_bytes
 from mggcn.planning.regions import RankSizes, input_bytes, score_bytes
@@ -79,7 +79,7 @@ class RankPlan:
     rows: tuple[LayerRows, ...] = ()
     """What every aggregating layer computes in training epochs."""
     pinned_bytes: int = 0
-    """Memory of the host in which batches wait for a GPU."""
+    """Memory of the host in which batches, or pairs of links, wait for a GPU."""
     by_blocks: BlockEvaluation | None = None
     """How evaluations run by blocks; None: by the whole graph's program."""
 
@@ -320,7 +320,11 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     if by_blocks is not None:
         regions["evaluation by blocks"] = by_blocks.nbytes
     if pairs is not None:
-        regions["pairs and their scores"] = pair_bytes(config, shape, pairs)
+        room = pair_room(config, shape, rank_sizes.owned, common.stack) if keeps_pairs(config) else None
+        kept = 0 if room is None else room.nbytes
+        regions["pairs and their scores"] = pair_bytes(config, shape, pairs, kept)
+        if not rank_sizes.device.is_host:
+            pinned += host_pair_bytes(config, shape, pairs, kept)
     if programs.exact:
         regions["exact gradient"] = sizes.compared_bytes
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):

@@ -283,14 +283,18 @@ def by_neighbourhood(config: Config) -> bool:
 def scorer_of(
     config: Config, graph: Graph, trained_on: GraphShape, state: Mapping[str, Tensor], layer: int | None = None
 ) -> VertexScorer:
-    """Return what scores some vertices of a graph with the weights of a run, of whatever number of ranks.
+    """Return what scores some vertices of a graph with the weights of a run, of whatever device and number of ranks.
 
-    Cost: as VertexScorer. Raises: ConfigError as `check_alike`.
+    Cost: as VertexScorer, on the CPU. Raises: ConfigError as `check_alike`.
     """
     from mggcn.assemble.vertices import VertexScorer
 
     check_alike(config, graph, trained_on)
-    model, one = config.model, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"}
+    run, model = config.run, config.model
+    one: dict[str, Any] = {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"}
+    if not by_neighbourhood(config):
+        precision = "fp32" if run.precision == "tf32" else run.precision
+        one |= {"device": "cpu", "precision": precision, "memory_limit": 0}
     network, columns = NETWORKS[model.kind], trained_on.num_classes
     if layer is not None:
         network, columns = HiddenLayer(layer), model.hidden[layer - 1]

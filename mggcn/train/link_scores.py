@@ -5,7 +5,7 @@ N vertices, V rows of this rank, D columns, M links of a split, K negatives of e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,14 @@ Ids = npt.NDArray[np.int64]
 
 class PairDecoder:
     """Scores pairs in float64: dot products, or the run's network on products. weights: of the run, by name, as they are
-    when a pair is scored. decoder: settings links.decoder.
+    when a pair is scored. decoder: settings links.decoder. upload: brings ids to the device of embeddings and weights.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], decoder: Sequence[int]) -> None:
+    def __init__(
+        self, weights: Mapping[str, Tensor], decoder: Sequence[int], upload: Callable[[Ids], Tensor] = torch.from_numpy
+    ) -> None:
         self._weights, self._layers = weights, decoder_names(weights, decoder)
+        self._upload = upload
 
     def scores(self, x: Tensor, heads: Ids, tails: Ids) -> npt.NDArray[np.float64]:
         """Return the scores (n, K) of each row of x in `heads` (n,) with those in `tails` (n, K), some at a time."""
@@ -40,9 +43,9 @@ class PairDecoder:
         step = max(1, PAIR_BYTES // (8 * x.shape[1] * tails.shape[1]))
         for start in range(0, heads.size, step):
             some = slice(start, start + step)
-            one = x[torch.from_numpy(heads[some])].double()
-            others = x[torch.from_numpy(tails[some].ravel())].double().view(one.shape[0], -1, x.shape[1])
-            found[some] = self._of(one, others).numpy()
+            one = x[self._upload(heads[some])].double()
+            others = x[self._upload(tails[some].ravel())].double().view(one.shape[0], -1, x.shape[1])
+            found[some] = self._of(one, others).cpu().numpy()
         return found
 
     def _of(self, one: Tensor, others: Tensor) -> Tensor:
@@ -74,7 +77,7 @@ class LinkScores:
         comm: Communicator,
         backend: KernelBackend,
     ) -> None:
-        self._metric = metric
+        self._metric, self._backend = metric, backend
         self._inputs, self._links, self._decoder, self._comm = inputs, links, decoder, comm
         self._local = local if comm.size == 1 else None
         if comm.size > 1:
@@ -127,8 +130,7 @@ class LinkScores:
         """Give every rank the counts of all: sums in the order of ranks, and the best scores of each."""
         found = self._counts.zero_()
         for part, one in enumerate(counts):
-            found[self._comm.rank, part, :SUMS] = torch.from_numpy(one.sums)
-            found[self._comm.rank, part, SUMS:] = torch.from_numpy(one.best)
+            self._backend.write(np.concatenate([one.sums, one.best]), found[self._comm.rank, part])
         self._comm.all_reduce(found).wait()
         self._comm.synchronize()
         everyone = found.cpu().numpy()

@@ -23,27 +23,22 @@ from mggcn.feed.batch import Batch, Packed
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch, ReadLabels
-from mggcn.model.runtime import Rows
+from mggcn.model.runtime import Rows, Target
 from mggcn.train.batches import transposed
-from mggcn.train.runtime import DTYPES, RankRuntime
+from mggcn.train.pairs import bind_pairs
+from mggcn.train.runtime import DTYPES, RankRuntime, arrays_of
 from mggcn.train.targets import StepTargets
 
 Arrays = Mapping[str, Tensor]
-TYPES = {
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
 
 
 class PaddedLoader:
     """Loads the batches of a feed into memory whose addresses do not change.
 
-    features, norm, targets, dtype: as of a BatchLoader. ahead: batches that the feed makes beside the step; with one or
-    more the next batch is uploaded during a step, to memory of its own, from which it is copied on the device when the
-    step has ended, so that a step that is recorded once reads one place. Memory: the layout's bytes, with `ahead` twice.
+    features, norm, targets, dtype: as of a BatchLoader; without targets the layout has pairs. ahead: batches that the feed
+    makes beside the step; with one or more the next batch is uploaded during a step, to memory of its own, from which it is
+    copied on the device when the step has ended, so that a step that is recorded once reads one place. Memory: the layout's
+    bytes, with `ahead` twice.
     """
 
     def __init__(
@@ -52,7 +47,7 @@ class PaddedLoader:
         layout: PaddedLayout,
         features: VertexFeatures,
         norm: NormScales | None,
-        targets: StepTargets,
+        targets: StepTargets | None,
         dtype: str,
         ahead: int,
     ) -> None:
@@ -64,18 +59,20 @@ class PaddedLoader:
         self._sent = backend.allocate(layout.nbytes) if ahead else self._read
         places = layout.places()
         self._inputs = [places[name] for name in layout.inputs]
-        self._own = _OwnBatches(backend, layout, features, norm, targets.read)
+        self._own = _OwnBatches(backend, layout, features, norm, None if targets is None else targets.read)
         self._filled = 0
         """Rows of the input that the last batch has written."""
         self._taken: Event | None = None
         """The point from which the next batch may be sent: None before the first."""
-        self._bind(_arrays(self._read, layout), DTYPES[dtype])
+        self._bind(arrays_of(self._read, places), DTYPES[dtype])
 
     def _bind(self, arrays: Arrays, dtype: torch.dtype) -> None:
         """Have the training program read these arrays."""
         runtime, stack = self.runtime, self._stack
         inputs = {name: rows_of_input(arrays[name], self._layout, dtype, self._columns) for name in self._layout.inputs}
-        target = self._targets.target(self._label_rows(arrays), arrays["mask"], 0.0, arrays["scale"])
+        target: Target | None = None
+        if self._targets is not None:
+            target = self._targets.target(self._label_rows(arrays), arrays["mask"], 0.0, arrays["scale"])
         rows = {
             name: Rows(
                 ids=arrays["ids"][:count],
@@ -89,6 +86,8 @@ class PaddedLoader:
             for number, (name, count) in enumerate(stack.rows.items())
         }
         runtime.inputs = dataclasses.replace(runtime.inputs, rows={**runtime.inputs.rows, **rows})
+        if self._layout.pairs is not None:
+            bind_pairs(runtime, self._layout.pairs, arrays)
         for number, (block, size) in enumerate(zip(stack.blocks, stack.capacities, strict=True)):
             aggregation = runtime.programs["train"].aggregations[block]
             if not isinstance(aggregation, LocalBlock):
@@ -147,7 +146,7 @@ class _OwnBatches:
         layout: PaddedLayout,
         features: VertexFeatures,
         norm: NormScales | None,
-        labels: ReadLabels,
+        labels: ReadLabels | None,
     ) -> None:
         self._backend, self._layout, self._labels = backend, layout, labels
         self._features, self._norm = features, norm
@@ -193,8 +192,3 @@ def rows_of_input(flat: Tensor, layout: PaddedLayout, dtype: torch.dtype, column
     """Return the features (V, D) of the input's rows, or sums of them, in an array of bytes."""
     flat = flat.view(dtype)
     return flat.as_strided((layout.stack.capacities[0].sources, columns), (layout.feature_bytes // flat.itemsize, 1))
-
-
-def _arrays(flat: Tensor, layout: PaddedLayout) -> Arrays:
-    """Return the arrays of a layout in an array of bytes."""
-    return {name: flat[place.offset : place.end].view(TYPES[place.dtype]) for name, place in layout.places().items()}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from mggcn.backend.base import LossTarget, Sparse
+from mggcn.backend.base import KernelBackend, LossTarget, Sparse
 from mggcn.blocks.block import EVERYONE, PAIRS
+from mggcn.blocks.padded import PairRoom, placed
 from mggcn.errors import PlanError
-from mggcn.feed.batch import Batch
+from mggcn.feed.batch import Batch, Pairs
+from mggcn.feed.packed import PackedPairs
 from mggcn.model.runtime import PairRows, Rows
-from mggcn.train.runtime import RankRuntime
+from mggcn.train.runtime import RankRuntime, arrays_of
 from mggcn.train.targets import EntryTarget
 
 NO_ENTRIES = np.zeros((3, 0), np.int64)
@@ -22,10 +25,19 @@ NO_ENTRIES = np.zeros((3, 0), np.int64)
 class PairLoader:
     """Loads the pairs of a feed's batches, behind `load`, which loads the rest. dot: whether scores are dot products.
 
-    num_vertices: N where the pairs are of the rows of all ranks, else 0.
+    room: of a device that records a step once, and so keeps pairs of steps over the whole graph where they are; None: each
+    step's pairs are in memory of their own. num_vertices: N where the pairs are of the rows of all ranks, else 0.
     """
 
-    def __init__(self, runtime: RankRuntime, load: Callable[[Batch], None], *, dot: bool, num_vertices: int) -> None:
+    def __init__(
+        self,
+        runtime: RankRuntime,
+        load: Callable[[Batch], None],
+        *,
+        dot: bool,
+        num_vertices: int,
+        room: PairRoom | None = None,
+    ) -> None:
         self._runtime, self._load, self._dot = runtime, load, dot
         self._like: Sparse | None = None
         if num_vertices:
@@ -33,32 +45,80 @@ class PairLoader:
             everyone = Rows(ids=torch.zeros(1, dtype=torch.int64).expand(num_vertices))
             inputs = runtime.inputs
             runtime.inputs = dataclasses.replace(inputs, rows={**inputs.rows, EVERYONE: everyone})
+        self._memory = None if room is None else _PairMemory(runtime, room)
 
     def load(self, batch: Batch) -> None:
-        """Make the training program run over this batch. Raises: PlanError for one without pairs."""
+        """Make the training program run over this batch. Raises: PlanError for one without pairs, or with too many."""
         self._load(batch)
-        pairs, runtime, backend = batch.pairs, self._runtime, self._runtime.backend
-        if pairs is None:
+        if batch.pairs is None:
             raise PlanError("a step that predicts links needs pairs, and its feed gave none")
-        count, real = pairs.heads.size, np.dtype(str(runtime.weights.flat.dtype).removeprefix("torch."))
-        if self._dot:
-            others = np.concatenate([pairs.tails, pairs.heads])[pairs.ends]
-            matrix = backend.sparse(pairs.indptr, others, np.zeros(others.size, real), self._like)
+        if self._memory is not None:
+            self._memory.write(batch.pairs)
         else:
-            matrix = backend.sparse(pairs.indptr, pairs.ends, None, self._like)
-        self._like = self._like or matrix
+            self._upload(batch, batch.pairs)
+
+    def _upload(self, batch: Batch, pairs: Pairs) -> None:
+        runtime, backend = self._runtime, self._runtime.backend
+        count, real = pairs.heads.size, np.dtype(str(runtime.weights.flat.dtype).removeprefix("torch."))
+        on_device = pair_rows(backend, pairs, real, dot=self._dot, like=self._like)
+        self._like = self._like or on_device.matrix
         labels = np.zeros((count, 1), real)
         labels[: pairs.links] = 1
         mean = LossTarget(backend.upload(labels), backend.upload(np.ones(count, np.uint8)), 1.0 / max(pairs.total, 1))
-        heads = backend.upload(pairs.heads)
-        rows = Rows(ids=heads, target=EntryTarget("bce", mean, NO_ENTRIES))
-        on_device = PairRows(
-            heads=heads,
-            tails=backend.upload(pairs.tails),
-            matrix=matrix,
-            pair=backend.upload(pairs.ends % np.int32(max(count, 1))),
-        )
-        inputs = runtime.inputs
-        runtime.inputs = dataclasses.replace(inputs, rows={**inputs.rows, PAIRS: rows}, pairs=on_device)
+        _score(runtime, on_device, mean)
         counts = {name: ids.size for name, ids in batch.rows.items()} | {PAIRS: count}
         runtime.programs = {**runtime.programs, "train": runtime.programs["train"].cut(counts)}
+
+
+class _PairMemory:
+    """Pairs of steps over the whole graph, in memory of the device whose addresses do not change."""
+
+    def __init__(self, runtime: RankRuntime, room: PairRoom) -> None:
+        self._backend = runtime.backend
+        self._packed = PackedPairs(room, torch.zeros(room.nbytes, dtype=torch.uint8))
+        self._memory = self._backend.allocate(room.nbytes)
+        bind_pairs(runtime, room, arrays_of(self._memory, placed(room.arrays())))
+
+    def write(self, pairs: Pairs) -> None:
+        """Have the next step score these pairs. Raises: PlanError for more than were planned."""
+        self._packed.write(pairs)
+        self._backend.write(self._packed.memory.numpy(), self._memory)
+
+
+def bind_pairs(runtime: RankRuntime, room: PairRoom, arrays: Mapping[str, Tensor]) -> None:
+    """Have the training program score the pairs that lie in these arrays of the device, as they are at each step."""
+    backend, real = runtime.backend, runtime.weights.flat.dtype
+    values = backend.allocate(2 * room.pairs * real.itemsize).view(real) if room.dot else None
+    columns = room.rows if room.dot else 2 * room.pairs
+    pairs = PairRows(
+        heads=arrays["heads"],
+        tails=arrays["tails"],
+        matrix=backend.sparse_in_place(arrays["pair_indptr"], arrays["pair_indices"], values, columns),
+        pair=arrays["pair_of"],
+    )
+    _score(runtime, pairs, LossTarget(arrays["labels"].view(-1, 1), arrays["mask"], 0.0, changing=arrays["scale"]))
+
+
+def _score(runtime: RankRuntime, pairs: PairRows, mean: LossTarget) -> None:
+    """Have the training program score pairs on the device, and compare them with a target."""
+    inputs = runtime.inputs
+    rows = Rows(ids=pairs.heads, target=EntryTarget("bce", mean, NO_ENTRIES))
+    runtime.inputs = dataclasses.replace(inputs, rows={**inputs.rows, PAIRS: rows}, pairs=pairs)
+
+
+def pair_rows(
+    backend: KernelBackend, pairs: Pairs, real: np.dtype[np.floating], *, dot: bool, like: Sparse | None = None
+) -> PairRows:
+    """Bring pairs to the device in memory of their own. real: type of sums; dot, like: as of PairLoader and `sparse`."""
+    count = pairs.heads.size
+    if dot:
+        others = np.concatenate([pairs.tails, pairs.heads])[pairs.ends]
+        matrix = backend.sparse(pairs.indptr, others, np.zeros(others.size, real), like)
+    else:
+        matrix = backend.sparse(pairs.indptr, pairs.ends, None, like)
+    return PairRows(
+        heads=backend.upload(pairs.heads),
+        tails=backend.upload(pairs.tails),
+        matrix=matrix,
+        pair=backend.upload(pairs.ends % np.int32(max(count, 1))),
+    )

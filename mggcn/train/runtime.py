@@ -18,12 +18,21 @@ from mggcn.aggregate.base import Aggregation
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.events import Annotate
 from mggcn.blocks.block import Block, RowSet
+from mggcn.blocks.padded import Place
 from mggcn.comm.base import Communicator
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, Placement, operand_nbytes, operand_stride
 from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs, Parameter, check_state
 
+TYPES = {
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+"""Types of what the host packs, by NumPy's names."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int64": torch.int64}
 
 
@@ -32,6 +41,11 @@ def buffer_view(arena: Tensor, placement: Placement) -> Tensor:
     spec = placement.spec
     flat = arena[placement.offset : placement.end].view(DTYPES[spec.dtype])
     return flat.as_strided((spec.rows, spec.cols), (spec.ld, 1))
+
+
+def arrays_of(flat: Tensor, places: Mapping[str, Place]) -> dict[str, Tensor]:
+    """Return the arrays that lie in an array of bytes."""
+    return {name: flat[place.offset : place.end].view(TYPES[place.dtype]) for name, place in places.items()}
 
 
 class Weights:

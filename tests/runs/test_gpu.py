@@ -17,6 +17,7 @@ from mggcn.backend.cpu.machine import Host
 from mggcn.backend.cuda import presence
 from mggcn.backend.cuda.driver import Gpu
 from mggcn.graph.generate import community as generate
+from mggcn.graph.links import split_links
 from tests.cli.runs import history, losses, result, run_main, same_tensors
 from tests.devices import EMULATED, GPU, Where
 from tests.emulator.device import EmulatedDevice
@@ -64,6 +65,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     graphs = {
         "classes": generate(150, 700, 12, 3, seed=5),
         "typed": typed_graph("random"),
+        "links": split_links(generate(150, 1400, 12, 3, seed=5), (0.8, 0.1, 0.1), negatives=5, seed=4),
     }
     for name, graph in graphs.items():
         mggcn.save(graph, folder / name)
@@ -147,6 +149,32 @@ def test_batches(name: str, stores: dict[str, Path], tmp_path: Path, gpu: Where)
         np.testing.assert_allclose(mine, expected, rtol=1e-4)
     if gpu is GPU and name not in ("rgcn", "ranks that are threads"):
         assert result(both.gpu)["captured"]["epoch"] == "captured"
+
+
+LINKS: dict[str, list[Any]] = {
+    "whole": [],
+    "mixed": ["--precision", "mixed", "--set", "links.decoder=8"],
+    "ranks that are threads": ["--ranks", 2, "--transport", "threads"],
+    "batches": ["--batch", 60, "--fanout", "4,3,2", "--set", "links.decoder=8"],
+    "in-batch": ["--batch", 60, "--fanout", "4,3,2", "--set", "links.negatives_from=in-batch"],
+}
+
+
+@places(LINKS, ("whole", "batches"))
+def test_links(name: str, stores: dict[str, Path], tmp_path: Path, gpu: Where) -> None:
+    """Fails if a run on links ends, trains or scores otherwise than on a CPU, is not captured, or scores other pairs."""
+    both = trained(tmp_path, stores["links"], "--set", "links.embedding=8", *LINKS[name])
+    rtol = RTOL[name] if name in RTOL else RTOL["fp32"]
+    both.near(rtol)
+    mine, expected = result(both.gpu)["links"], result(both.cpu)["links"]
+    for split in ("val", "test"):
+        assert mine[split]["roc_auc"] == pytest.approx(expected[split]["roc_auc"], abs=0.02)
+    if gpu is GPU and name != "ranks that are threads":
+        assert result(both.gpu)["captured"] == {"epoch": "captured", "evaluation": "captured"}
+    np.save(tmp_path / "pairs.npy", np.array([[0, 1], [7, 149], [3, 3]]))
+    for arguments in ([], ["--pairs", tmp_path / "pairs.npy"]):
+        mine, expected = (predicted(folder, *arguments) for folder in (both.gpu, both.cpu))
+        np.testing.assert_allclose(mine, expected, rtol=50 * rtol, atol=5 * rtol, err_msg=str(arguments))
 
 
 def predicted(folder: Path, *arguments: object) -> Any:

@@ -23,6 +23,7 @@ from mggcn.model.kinds import pairs
 from mggcn.model.kinds.combine import Scaled
 from mggcn.model.network import make_values
 from mggcn.model.values import Adjoint, Value
+from tests.devices import CPU, WHERE, Where
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
 from tests.reference import dense_csr, dense_features, dropout_mask, normalized
 
@@ -102,7 +103,7 @@ def reference(config: Config, graph: Graph, a_hat: np.ndarray, p: Mapping[str, T
 def first_step(rank: Rank) -> dict[str, Any]:
     trainer = rank.trainer
     loss = trainer.gradients(EPOCH)
-    grads = {n: g.numpy().copy() for n, g in trainer.runtime.weights.grads.items()}
+    grads = {n: g.cpu().numpy().copy() for n, g in trainer.runtime.weights.grads.items()}
     return {"loss": loss, "grads": grads, "weights": trainer.runtime.weights.state_dict(), "links": trainer.links()}
 
 
@@ -126,16 +127,17 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.covering(1)
-def test_gradients_and_scores_of_the_whole_graph(name: str, ranks: int) -> None:
+def test_gradients_and_scores_of_the_whole_graph(name: str, ranks: int, where: Where) -> None:
     """Fails if a pair is lost, drawn by another name, or scored by other rows; if its gradient does not reach both ends, on
     whichever rank; or if links are scored with weights or negatives other than theirs.
     """
     kind, settings = WHOLE[name]
-    graph, config = graph_of(kind), config_of(ranks, **settings)
-    found = on_ranks(config, graph, first_step)
+    graph, config = graph_of(kind), where.config(config_of(ranks, **settings))
+    found = on_ranks(config, graph, first_step, device_of=where.device_of)
     ends = ends_of(graph, config, np.arange(graph.links["train"].shape[0]), EPOCH)
     a_hat = normalized(graph, config.model)
     loss, grads, _ = reference(config, graph, a_hat, found[0]["weights"], ends, EPOCH)
@@ -174,7 +176,7 @@ def test_planted_faults_are_seen(kind: Any, monkeypatch: pytest.MonkeyPatch) -> 
     make_values.cache_clear()
     try:
         with pytest.raises(AssertionError):
-            test_gradients_and_scores_of_the_whole_graph("network" if kind is pairs.PairProduct else "dot", 2)
+            test_gradients_and_scores_of_the_whole_graph("network" if kind is pairs.PairProduct else "dot", 2, CPU)
     finally:
         make_values.cache_clear()
 
@@ -210,19 +212,20 @@ def without(graph: Graph, links: np.ndarray) -> np.ndarray:
     "links", [{}, {"decoder": (4,), "negatives": 3}, {"negatives_from": "in-batch"}], ids=["dot", "network", "in-batch"]
 )
 @pytest.mark.parametrize("kind", ["random", "directed"])
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.covering(2)
-def test_gradients_of_a_batch_with_all_neighbours(kind: str, links: dict[str, Any], ranks: int) -> None:
+def test_gradients_of_a_batch_with_all_neighbours(kind: str, links: dict[str, Any], ranks: int, where: Where) -> None:
     """Fails if a batch's pairs are other than their names say, its own links are read, or the loss is not the mean over the
     pairs of all ranks.
     """
     graph = graph_of(kind)
-    config = config_of(ranks, {"self_loops": False}, sample={"batch": 23, "fanout": (-1, -1)}, **links)
+    config = where.config(config_of(ranks, {"self_loops": False}, sample={"batch": 23, "fanout": (-1, -1)}, **links))
 
     def body(rank: Rank) -> dict[str, Any]:
         seeds = next(rank.feed.epoch(SEED, EPOCH)).seeds.copy()
         return first_step(rank) | {"seeds": seeds, "step": EPOCH * rank.feed.num_steps}
 
-    found = on_ranks(config, graph, body)
+    found = on_ranks(config, graph, body, device_of=where.device_of)
     chosen, step = found[0]["seeds"], found[0]["step"]
     assert chosen.size == 23
     a_hat = without(graph, graph.links["train"].array()[chosen])
@@ -308,10 +311,13 @@ def test_gradients_of_other_models(name: str, sample: dict[str, Any], ranks: int
         assert slope == pytest.approx(difference, rel=1e-5)
 
 
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("decoder", [(), (4,)])
-def test_bytes_and_messages_are_as_planned(decoder: tuple[int, ...]) -> None:
+@pytest.mark.covering(1)
+def test_bytes_and_messages_are_as_planned(decoder: tuple[int, ...], where: Where) -> None:
     """Fails if rows of all ranks, their gradients, or what scores are summed from, are sent off plan."""
-    on_ranks(config_of(3, decoder=decoder), graph_of(), assert_sent_as_planned)
+    config = where.config(config_of(3, decoder=decoder))
+    on_ranks(config, graph_of(), assert_sent_as_planned, device_of=where.device_of)
 
 
 def test_a_step_that_is_too_large_comes_in_parts() -> None:
