@@ -35,25 +35,6 @@ struct Own {
   real_t score, dot, most, inverse;
 };
 
-// The sum over the groups of a team, in the first one.
-template <int kWarps, int kCount>
-__device__ __forceinline__ void add_team(const Team<kWarps>& team, real_t* x) {
-  for (int step = team.lanes; step < 32; step *= 2)
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] += __shfl_xor_sync(kFullWarp, x[i], step);
-  if (kWarps == 1) return;
-  __shared__ real_t shared[kWarps][kCount][32];
-  const int lane = (int)threadIdx.x % 32;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) shared[team.warp()][i][lane] = x[i];
-  __syncthreads();
-  if (team.warp()) return;
-  for (int warp = 1; warp < kWarps; ++warp)
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] += shared[warp][i][lane];
-}
-
 __device__ __forceinline__ Own load_own(const Heads& w, const storage_t* row, const Place& at, bool to_source) {
   Own own = {};
   load_own(row, at, own.row);

@@ -33,31 +33,6 @@ struct Won {
   int cols, fresh;
 };
 
-// The sum over the groups of a team, in the first one.
-template <int kWarps>
-__device__ __forceinline__ void add_team(const Team<kWarps>& team, real_t (&sum)[kPieces][kVector]) {
-  for (int step = team.lanes; step < 32; step *= 2)
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p)
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) sum[p][i] += __shfl_xor_sync(kFullWarp, sum[p][i], step);
-  if (kWarps == 1) return;
-  __shared__ real_t shared[kWarps][kPieces][kVector][32];
-  const int lane = (int)threadIdx.x % 32;
-  __syncthreads();
-#pragma unroll
-  for (int p = 0; p < kPieces; ++p)
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) shared[team.warp()][p][i][lane] = sum[p][i];
-  __syncthreads();
-  if (team.warp()) return;
-  for (int warp = 1; warp < kWarps; ++warp)
-#pragma unroll
-    for (int p = 0; p < kPieces; ++p)
-#pragma unroll
-      for (int i = 0; i < kVector; ++i) sum[p][i] += shared[warp][p][i][lane];
-}
-
 // sum += g of the entries k, k + groups() and so on whose winner is `mine`, in the columns of this lane.
 template <int kWarps>
 __device__ __forceinline__ void add_entries(const Won& a, const Team<kWarps>& team, long long k, long long begin,
@@ -111,7 +86,7 @@ __device__ __forceinline__ void gradient_of_row(const Won& a, long long row, num
     for (long long k = begin + team.group(); k < end; k += kEdges * team.groups())
       add_entries(a, team, k, begin, end, mine, column, sum);
     __syncwarp();
-    add_team(team, sum);
+    add_team<kWarps, kPieces * kVector>(team, &sum[0][0]);
     if (team.group()) continue;
     const bool vectors = rows_aligned(a.out, a.ld_out);
 #pragma unroll

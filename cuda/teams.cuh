@@ -1,4 +1,4 @@
-// The threads that share a row, and which row a warp or a block has: mggcn/backend/cuda/spmm.py, class Schedule.
+// The threads that share a row, their sums, and which row a warp or a block has: mggcn/backend/cuda/spmm.py, Schedule.
 #pragma once
 #include "common.cuh"
 
@@ -17,6 +17,25 @@ struct Team {
   __device__ __forceinline__ int groups() const { return 32 * kWarps / lanes; }
   __device__ __forceinline__ int warp() const { return kWarps == 1 ? 0 : (int)threadIdx.x / 32; }
 };
+
+// x = the sum over the groups of a team, in the first one: groups of a warp by halves, then warps in their order.
+template <int kWarps, int kCount>
+__device__ __forceinline__ void add_team(const Team<kWarps>& team, real_t* x) {
+  for (int step = team.lanes; step < 32; step *= 2)
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] += __shfl_xor_sync(kFullWarp, x[i], step);
+  if (kWarps == 1) return;
+  __shared__ real_t shared[kWarps][kCount][32];
+  const int lane = (int)threadIdx.x % 32;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) shared[team.warp()][i][lane] = x[i];
+  __syncthreads();
+  if (team.warp()) return;
+  for (int warp = 1; warp < kWarps; ++warp)
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] += shared[warp][i][lane];
+}
 
 // The place of this warp in the grid.
 __device__ __forceinline__ long long warp_number() { return blockIdx.x * (long long)kWarpsOfBlock + threadIdx.x / 32; }
