@@ -60,34 +60,25 @@ class DenseProducts:
         accumulate: bool = False,
         epilogue: Epilogue | None = None,
         first_row: int = 0,
-        blocks: Blocks | None = None,
     ) -> None:
         """Implement KernelBackend.matmul for operands that it takes."""
         if not out.numel():
             return
-        blocks = blocks or row_blocks(b.shape[1], a.itemsize)
+        blocks = row_blocks(b.shape[1], a.itemsize)
         args, constants = self._operands(a, b, out, blocks)
         constants |= {"accumulate": int(accumulate), "relu": int(epilogue is not None and epilogue.relu)}
         args |= {"first_row": first_row, **_epilogue_args(epilogue or NO_EPILOGUE)}
         grid = ceil_div(out.shape[0], blocks.rows) * (constants["cols"] // blocks.cols)
         self._kernels.launch("product_rows", grid, args, constants, blocks.options)
 
-    def rows_grad(
-        self,
-        a: Tensor,
-        b: Tensor,
-        h: Tensor,
-        gradient: Gradient,
-        out: Tensor | None = None,
-        blocks: Blocks | None = None,
-    ) -> None:
+    def rows_grad(self, a: Tensor, b: Tensor, h: Tensor, gradient: Gradient, out: Tensor | None = None) -> None:
         """Implement KernelBackend.product_grad for operands that it takes."""
         partials = gradient.partials
         if not h.numel():
             if partials is not None:
                 partials.zero_()
             return
-        blocks = blocks or row_blocks(b.shape[1], a.itemsize, gradient=True)
+        blocks = row_blocks(b.shape[1], a.itemsize, gradient=True)
         args, constants = self._operands(a, b, h if out is None else out, blocks)
         constants |= {"masked": int(gradient.masked)}
         args |= {

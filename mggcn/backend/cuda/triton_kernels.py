@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from torch import Tensor
 from mggcn.backend.cuda.dense_blocks import Options
 from mggcn.backend.cuda.kernels import folder
 from mggcn.errors import BackendError
+from mggcn.files import temporary_folder
+
+log = logging.getLogger(__name__)
 
 Args = Mapping[str, Tensor | int | float | None]
 Constants = Mapping[str, int]
@@ -100,9 +104,9 @@ def compile_kernel(
     options: Options,
     capability: tuple[int, int],
 ) -> Code:
-    """Compile a kernel of cuda/dense.py. Needs no GPU. Raises: BackendError if Triton's cache cannot be written.
+    """Compile a kernel of cuda/dense.py. Needs no GPU. Raises: BackendError if no folder can be written.
 
-    Cost: about a second where no process before has compiled it.
+    Cost: about a second where no process before has compiled it, or Triton's cache cannot be written.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -117,14 +121,36 @@ def compile_kernel(
     if options.registers:
         settings["maxnreg"] = options.registers
     with COMPILING:
-        try:
-            made = triton.compile(ASTSource(function, signature, constexprs=fixed, attrs=hints), target, settings)
-        except OSError as error:
-            raise BackendError(
-                f"Triton cannot keep what it compiles ({error}); let TRITON_CACHE_DIR name a folder that can be written"
-            ) from error
+        made = _compiled(
+            lambda: triton.compile(ASTSource(function, signature, constexprs=fixed, attrs=hints), target, settings)
+        )
     taken = tuple((name, of) for name, of in signature.items() if of != "constexpr")
     return Code(made.asm["cubin"], made.metadata.name, made.metadata.shared, taken)
+
+
+def _compiled(compile_it: Callable[[], Any]) -> Any:
+    """Return what Triton compiled and kept, or, where its cache cannot be written, compiled into a temporary folder."""
+    import triton
+
+    try:
+        return compile_it()
+    except OSError as error:
+        _say_not_kept(error.strerror or str(error))
+    try:
+        # The machine code is read before the folder is removed.
+        with temporary_folder() as place, triton.knobs.cache.scope():
+            triton.knobs.cache.dir = str(place)
+            return compile_it()
+    except OSError as error:
+        raise BackendError(
+            f"Triton finds no folder for what it compiles ({error}); let TRITON_CACHE_DIR name one that can be written"
+        ) from error
+
+
+@functools.cache
+def _say_not_kept(reason: str) -> None:
+    """Warn once of a process."""
+    log.warning("dense products cannot be kept for later processes: %s; see TRITON_CACHE_DIR", reason)
 
 
 COMPILING = threading.Lock()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -30,11 +32,30 @@ def kernels() -> ModuleType:
 
 
 class InterpretedKernels:
-    """BlockKernels of the CPU."""
+    """BlockKernels of the CPU. seed: of the order of blocks; None: that of their numbers, as in Triton's interpreter."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._order = None if seed is None else np.random.default_rng(seed)
 
     def launch(self, kernel: str, blocks: int, args: Args, constants: Constants, options: Options) -> None:
-        with np.errstate(invalid="ignore", over="ignore"):
-            getattr(kernels(), kernel)[(blocks,)](**args, **constants)
+        function = getattr(kernels(), kernel)
+        with np.errstate(invalid="ignore", over="ignore"), in_order(self._order, blocks):
+            function[(blocks,)](**args, **constants)
+
+
+@contextlib.contextmanager
+def in_order(rng: np.random.Generator | None, blocks: int) -> Iterator[None]:
+    """Let the blocks of launches inside the context run in a drawn order; rng None: in that of their numbers."""
+    if rng is None:
+        yield
+        return
+    builder, numbers = interpreter.interpreter_builder, rng.permutation(blocks)
+    before = builder.set_grid_idx
+    builder.set_grid_idx = lambda x, y, z: before(int(numbers[x]), y, z)
+    try:
+        yield
+    finally:
+        del builder.set_grid_idx
 
 
 def read_as_tf32(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

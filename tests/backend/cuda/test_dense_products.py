@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from mggcn.assemble.rank import Rank
 from mggcn.backend.base import Dropout, Epilogue, Gradient, KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.backend.cuda import triton_kernels
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.backend.cuda.dense_blocks import Options, dense_bytes
 from mggcn.backend.cuda.dense_products import DenseProducts
@@ -40,6 +42,8 @@ from tests.graphs import make_graph, on_ranks, pattern
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
+import triton
+
 from tests.backend.cuda.interpreted import InterpretedKernels
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -49,12 +53,12 @@ CLOSE = {F32: {"rtol": 2e-5, "atol": 2e-5}, BF16: {"rtol": 2.0**-8, "atol": 2e-5
 ROOM = 2**24
 
 
-def fused(dtype: torch.dtype, parts: int = 2, room: int = ROOM) -> CudaBackend:
-    """A backend whose dense products are interpreted."""
-    return CudaBackend(dtype, EmulatedDevice(block_kernels=InterpretedKernels()), room, parts=parts)
+def fused(dtype: torch.dtype, parts: int = 2, room: int = ROOM, order: int | None = None) -> CudaBackend:
+    """A backend whose dense products are interpreted. order: a seed of the order of blocks."""
+    return CudaBackend(dtype, EmulatedDevice(block_kernels=InterpretedKernels(order)), room, parts=parts)
 
 
-def on_gpu(dtype: torch.dtype, parts: int = 2, room: int = ROOM) -> CudaBackend:
+def on_gpu(dtype: torch.dtype, parts: int = 2, room: int = ROOM, order: int | None = None) -> CudaBackend:
     from mggcn.backend.cuda.device import CudaDevice
     from mggcn.backend.cuda.presence import missing_for_cuda
 
@@ -168,16 +172,17 @@ def test_infinity_and_nan_are_seen(backend_of: BackendOf) -> None:
 
 
 def test_bits_repeat(backend_of: BackendOf) -> None:
-    """Fails if the order of sums depends on when a block runs."""
-    backend = backend_of(F32)
-    a = filled(padded(backend, 700, 60)[0], random_dense(700, 60, 1))
-    b = filled(tight(backend, 60, 40)[0], random_dense(60, 40, 2))
+    """Fails if the order of sums depends on when a block runs: the interpreter's run in other orders."""
     found = []
-    for _ in range(2):
+    for order in (None, 1, 2):
+        backend = backend_of(F32, order=order)
+        a = filled(padded(backend, 700, 60)[0], random_dense(700, 60, 1))
+        b = filled(tight(backend, 60, 40)[0], random_dense(60, 40, 2))
         h, partials = torch.ones_like(a @ b), zeros(backend, 1024, 40, dtype=torch.float64)
         backend.product_grad(a, b, h, h, Gradient(partials=partials))
         found.append((h, partials))
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    for of in zip(*found, strict=True):
+        assert all(torch.equal(of[0], other) for other in of[1:])
 
 
 def test_the_record_names_the_products(backend_of: BackendOf) -> None:
@@ -250,12 +255,30 @@ def test_kernels_compile_for_a_gpu(dtype: torch.dtype) -> None:
     assert 0 < max(compiled.shared.values()) <= 227 * 1024
 
 
-def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["TRITON_CACHE_DIR", "TRITON_HOME"])
+def test_a_cache_that_cannot_be_written(
+    named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fails if a run ends where its home cannot be written, says so for each kernel, or leaves another cache behind."""
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv(named, str(tmp_path / "file"))
+    triton_kernels._say_not_kept.cache_clear()
+    compiled, b = Compiled(), torch.empty(8, 8)
+    DenseProducts(compiled, torch.empty(ROOM, dtype=torch.uint8), 2).rows(b, b, b)
+    assert set(compiled.shared) == {"pack", "product_rows"}
+    (line,) = caplog.messages
+    assert line.startswith("dense products cannot be kept for later processes: ")
+    assert triton.knobs.cache.dir.startswith(str(tmp_path / "file"))
+
+
+def test_no_folder_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Fails if a run ends without a word on what to do."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     b = torch.empty(8, 8)
-    with pytest.raises(BackendError, match="let TRITON_CACHE_DIR name a folder"):
+    with pytest.raises(BackendError, match="let TRITON_CACHE_DIR name one that can be written"):
         DenseProducts(Compiled(), torch.empty(ROOM, dtype=torch.uint8), 2).rows(b, b, b)
 
 

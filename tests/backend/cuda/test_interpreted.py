@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 import triton
 import triton.language as tl
 
-from tests.backend.cuda.interpreted import kernels, read_as_tf32
+from tests.backend.cuda.interpreted import in_order, kernels, read_as_tf32
 
 
 def _multiply(a, b, out, N: tl.constexpr, precision: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's pointers
@@ -22,6 +22,10 @@ def _multiply(a, b, out, N: tl.constexpr, precision: tl.constexpr):  # type: ign
 def _convert(x, out, N: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's pointers
     at = tl.arange(0, N)
     tl.store(out + at, tl.load(x + at).to(out.dtype.element_ty))
+
+
+def _add(x, out):  # type: ignore[no-untyped-def]  # Triton's pointers
+    tl.atomic_add(out, tl.load(x + tl.program_id(0)))
 
 
 def _interpreted(function):  # type: ignore[no-untyped-def]  # a kernel, which has no type
@@ -67,3 +71,15 @@ def test_triton_is_as_it_was_after_a_launch() -> None:
     test_dot_of_bfloat16()
     assert isinstance(tl.sum, triton.JITFunction)
     assert isinstance(tl.standard._sum_combine, triton.JITFunction)
+
+
+def test_blocks_run_in_other_orders() -> None:
+    """Fails if a sum in the order in which blocks come has the same bits in all of them."""
+    x, found = torch.from_numpy(np.random.default_rng(913).normal(size=64)), set()
+    for order in (None, 1, 2, 3):
+        out = torch.zeros(1, dtype=torch.float64)
+        with in_order(None if order is None else np.random.default_rng(order), 64):
+            _interpreted(_add)[(64,)](x, out)
+        torch.testing.assert_close(out[0], x.sum())
+        found.add(float(out))
+    assert len(found) > 1
