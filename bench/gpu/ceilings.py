@@ -14,6 +14,12 @@ import torch
 from torch import Tensor
 
 from bench.gpu.lab import Lab, attempt, tf32
+from bench.gpu.predict import FUSED
+from mggcn.backend.base import Epilogue, Gradient
+from mggcn.backend.cuda.dense_blocks import dense_bytes
+from mggcn.backend.cuda.dense_products import DenseProducts
+from mggcn.backend.cuda.rows import PARTIALS
+from mggcn.memory.device import TF32_PARTS
 
 GB = 1e9
 ROW_BYTES = (64, 128, 256, 512, 1024, 2048)
@@ -50,6 +56,11 @@ def measure(lab: Lab, case: str) -> None:
         for precision in PRECISIONS:
             what = {"kind": "gemm", "product": name, "rows": rows, "precision": precision}
             attempt(lab, what, dense_product, lab, rows, shape, precision)
+    if lab.device.block_kernels is not None:
+        for precision in PRECISIONS:
+            for name in FUSED:
+                what = {"kind": "fused", "product": name, "rows": rows, "precision": precision}
+                attempt(lab, what, fused_product, lab, rows, name, precision)
     attempt(lab, {"kind": "launch"}, launches, lab)
 
 
@@ -106,6 +117,23 @@ def dense_product(lab: Lab, rows: int, shape: tuple[int, int, str], precision: s
     flop, nbytes = 2 * rows * d * e, rows * (d + e) * dtype.itemsize
     rates = {"tflop_per_s": flop / found["median"] / 1e12, "gb_per_s": nbytes / found["median"] / GB}
     return {**found, "flop": flop, "bytes": nbytes, **rates}
+
+
+def fused_product(lab: Lab, rows: int, name: str, precision: str) -> dict[str, Any]:
+    dtype, width, device = PRECISIONS[precision][0], 256, lab.device.torch_device
+    h, g, w = (lab.random(n, width, dtype) for n in (rows, rows, width))
+    room = torch.empty(dense_bytes(width, width, dtype.itemsize), dtype=torch.uint8, device=device)
+    kernels = lab.device.block_kernels
+    assert kernels is not None
+    products = DenseProducts(kernels, room, TF32_PARTS[precision])
+    bias, partials = torch.zeros(width, device=device), torch.zeros(PARTIALS, width, dtype=torch.float64, device=device)
+    call: dict[str, Callable[[], object]] = {
+        FUSED[0]: lambda: products.rows(h, w, g, epilogue=Epilogue(bias=bias, relu=True)),
+        FUSED[1]: lambda: products.rows_grad(g, w.t(), h, Gradient(partials=partials)),
+    }
+    found = lab.time_calls([call[name]])
+    flop = 2 * rows * width**2
+    return {**found, "flop": flop, "tflop_per_s": flop / found["median"] / 1e12}
 
 
 def launches(lab: Lab) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def run(job: dict[str, Any]) -> int:
     """
     from bench.gpu.lab import AgainError, Lab, OutOfTimeError, Settings, first_line
     from bench.gpu.tasks import AGAIN, read_rows
-    from bench.report import surroundings
+    from bench.report import surroundings, taken_by_others
 
     part, case, path, digest, data = (job.pop(key) for key in ("part", "case", "file", "digest", "graph"))
     began, stopped = time.monotonic(), ""
@@ -64,7 +64,8 @@ def run(job: dict[str, Any]) -> int:
         except Exception as error:  # whatever ends a part, its rows and the reason reach the report
             traceback.print_exc()
             stopped = first_line(error)
-        lab.write(kind="end", seconds=time.monotonic() - began, stopped=stopped)
+        others = taken_by_others(around["began"])
+        lab.write(kind="end", seconds=time.monotonic() - began, stopped=stopped, taken_by_others=others)
     return int(bool(stopped))
 
 

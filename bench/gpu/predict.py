@@ -34,6 +34,8 @@ CUSPARSE = 1.2
 """How many times as fast our sparse products are assumed to be."""
 NARROW, WIDE = 64, 1024
 """Bytes of the gathered rows whose ceilings tell what a row costs beside its bytes."""
+FUSED = ("h W, 256 x 256, epilogue", "g W^T, 256 x 256, gradient")
+"""Own products with what follows them in the same kernel: names of their ceilings."""
 DETAILED = ("cora 2x16", "products-like 3x256")
 NOTES = ROOT / "bench" / "notes"
 
@@ -63,10 +65,10 @@ def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RunPlan:
     return plan_shape(from_tables(settings), shape)
 
 
-def epoch_work(plan: RunPlan) -> Works:
-    """Every op of a training epoch of one rank, which sends nothing, and what follows them."""
+def epoch_work(plan: RunPlan, device: DeviceRates) -> Works:
+    """Every op of a training epoch of one rank, which sends nothing, and what follows them, by a device's kernels."""
     [rank] = plan.ranks
-    by_op = items_by_op(plan, rank, rank.train)
+    by_op = items_by_op(plan, rank, rank.train, device=device)
     return [(label, [item for item in items if isinstance(item, Work)]) for label, items in by_op]
 
 
@@ -131,10 +133,18 @@ def from_ceilings(rows: list[dict[str, Any]], facts: dict[str, Any]) -> DeviceRa
         gather = dataclasses.replace(gather, missed=1 / each, missed_row_s=max(0.0, NARROW / narrow - NARROW * each))
     copy = best("gb_per_s", 1e9, device.copy.points[-1][1], kind="copy")
     gemm = {name: best("tflop_per_s", 1e12, rate, kind="gemm", precision=name) for name, rate in device.gemm.items()}
+    fused, fused_grad = (
+        {
+            name: best("tflop_per_s", 1e12, rate, kind="fused", product=of, precision=name)
+            for name, rate in rates.items()
+        }
+        for of, rates in zip(FUSED, (device.fused, device.fused_grad), strict=True)
+    )
     cached, (far, _) = device.copy.points
     call_s = best("median", 1.0, device.call_s, kind="launch")
     copies = RateTable((cached, (far, copy)))
-    return dataclasses.replace(device, gather=gather, copy=copies, gemm=gemm, call_s=call_s)
+    found = {"gather": gather, "copy": copies, "gemm": gemm, "fused": fused, "fused_grad": fused_grad, "call_s": call_s}
+    return dataclasses.replace(device, **found)
 
 
 def epochs_table(device: DeviceRates) -> str:
@@ -146,7 +156,7 @@ def epochs_table(device: DeviceRates) -> str:
         peer = total(pyg_work(plan_case(graph, hidden, "fp32")), pyg_device(device))
         for precision in PRECISIONS:
             plan = plan_case(graph, hidden, precision)
-            works = epoch_work(plan)
+            works = epoch_work(plan, device)
             every = [work for _, of in works for work in of]
             found = total(works, device)
             flop, calls = sum(work.flop for work in every), sum(work.calls for work in every)
@@ -159,7 +169,7 @@ def ops_table(device: DeviceRates) -> str:
     """The ops of two cases in float32."""
     lines = []
     for name in DETAILED:
-        for label, of in epoch_work(plan_case(*CASES[name], "fp32")):
+        for label, of in epoch_work(plan_case(*CASES[name], "fp32"), device):
             flop, found = sum(work.flop for work in of), seconds(of, device)
             lines.append([name, label, f"{moved(of) / 1e9:.3f}", f"{flop / 1e9:.1f}", f"{1e3 * found:.3f}"])
     return table(["case", "op", "GB", "GFLOP", "ms"], lines)

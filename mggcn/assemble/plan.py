@@ -138,10 +138,12 @@ def this_machine(config: Config) -> Machine:
     """
     gpu = ""
     if config.run.device == "cuda":
-        from mggcn.backend.cuda.presence import gpu_name
+        from mggcn.backend.cuda.presence import fuses_products, gpu_name
 
         gpu = gpu_name()
     machine = default_machine(config.run.device, tuned_path(), gpu)
+    if config.run.device == "cuda" and gpu and not fuses_products():
+        machine = dataclasses.replace(machine, device=machine.device.unfused)
     item = ITEM_BYTES[OPERAND[config.run.precision]]
     if config.run.device == "cuda" or machine.origin == "described" or (machine.origin == "measured" and item != 2):
         return machine

@@ -16,7 +16,7 @@ from mggcn.cli.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
 from mggcn.errors import BackendError, ConfigError, shown
-from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone
+from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone, narrow_messages
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict, choice_lines
@@ -86,6 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
         wide = machine if arguments.machine is not None else this_machine(in_float32(config))
         notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
+        notes += narrow_messages(plan, machine)
         room = room_of(config, None if arguments.machine is None else machine)
         verdict, _, rest = shown(render(plan, limit, notes, arguments.explain, room)).partition("\n")
         fits = plan.largest.total_bytes <= limit

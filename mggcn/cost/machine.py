@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -85,10 +85,20 @@ class DeviceRates:
     """Seconds of a kernel beside its work: launch, Python, waking the threads."""
     gemm: Mapping[str, float]
     """FLOP per second of dense products by precision."""
+    fused: Mapping[str, float] = field(default_factory=dict)
+    """Likewise of products of rows with all that follows in the same kernel; none in a precision in which products and
+    what follows are kernels of their own."""
+    fused_grad: Mapping[str, float] = field(default_factory=dict)
+    """Likewise of gradients of rows, with the activation's. Of the same precisions."""
     least_s: float = 0.0
     """Seconds that a kernel takes at least, however little it does: its loads wait for each other."""
     upload: float = 0.0
     """Bytes per second from the host's memory to a device of its own; 0: its memory is the host's."""
+
+    @property
+    def unfused(self) -> DeviceRates:
+        """The device with products that are kernels of their own, as without Triton."""
+        return dataclasses.replace(self, fused={}, fused_grad={})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -267,13 +277,21 @@ def _device(fields: Fields) -> DeviceRates:
         row_s=fields.number("row_s", least=0.0),
         call_s=fields.number("call_s", least=0.0),
         gemm=fields.named_numbers("gemm", ("fp32", "tf32", "bf16", "fp64"), some=True),
+        fused=_fused(fields, "fused"),
+        fused_grad=_fused(fields, "fused_grad"),
         least_s=fields.number("least_s", least=0.0) if fields.has("least_s") else 0.0,
     )
+    if device.fused.keys() != device.fused_grad.keys():
+        raise ConfigError(f"{fields.where}: fused and fused_grad need the same precisions")
     upload = fields.number("upload") if device.kind == "cuda" and fields.has("upload") else 0.0
     fields.finish()
     if device.kind == "cuda":
         device = dataclasses.replace(device, gather=_cached(fields, device), row_s=0.0, upload=upload or UPLOAD)
     return device
+
+
+def _fused(fields: Fields, key: str) -> Mapping[str, float]:
+    return fields.named_numbers(key, ("fp32", "tf32", "bf16"), some=True) if fields.has(key) else {}
 
 
 def _table(fields: Fields, key: str) -> RateTable:

@@ -46,6 +46,8 @@ class Work:
     """Bytes of the matrices that are streamed, where a pass is cut into blocks; 0: `streamed`."""
     flop: int = 0
     precision: str = "fp32"
+    fused: Literal["", "rows", "gradient"] = ""
+    """Of dense products: which kernel does what follows, too; "": none does."""
     calls: int = 1
     reuse: tuple[tuple[int, float], ...] = ()
     """Locality of the gathers: (most bytes of other rows since the last use of the same one; share of the gathers), rising;
@@ -137,7 +139,7 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     if work.streamed:
         moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
     counted = work.flop and (work.kind == "dense" or work.precision in device.gemm)
-    computing = work.flop * sharing / _gemm(device, work.precision) if counted else 0.0
+    computing = work.flop * sharing / _flop_s(work, device) if counted else 0.0
     return max(moving, computing, work.calls * device.least_s), call_seconds(work.calls, device, sharing)
 
 
@@ -181,10 +183,11 @@ def _of_distinct(numbers: npt.NDArray[np.int64], function: Callable[[int], float
     return values[which].reshape(numbers.shape)
 
 
-def _gemm(device: DeviceRates, precision: str) -> float:
-    if precision not in device.gemm:
+def _flop_s(work: Work, device: DeviceRates) -> float:
+    rates = {"": device.gemm, "rows": device.fused, "gradient": device.fused_grad}[work.fused]
+    if work.precision not in rates:
         raise PlanError(
-            f"the machine's file has rates of dense products in {', '.join(device.gemm)}, none in {precision}; "
+            f"the machine's file has rates of dense products in {', '.join(rates)}, none in {work.precision}; "
             "choose another --precision, measure this machine again with mggcn tune, or add the rate to the file"
         )
-    return device.gemm[precision]
+    return rates[work.precision]

@@ -11,6 +11,7 @@ from mggcn.cost.analysis import AggregationWork, aggregation_work, analyse_15d, 
 from mggcn.cost.epoch import Cost
 from mggcn.cost.machine import Machine
 from mggcn.cost.work import KINDS
+from mggcn.errors import ConfigError, PlanError
 from mggcn.planning.op_cost import EpochCost, epoch_cost, training_cost
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.text import table
@@ -18,6 +19,8 @@ from mggcn.planning.text import table
 NARROW: Final = ("bf16", "mixed")
 NARROW_GAIN: Final = 1.05
 """How many times as fast as float32 a narrower type must be predicted to be worth its rounding beyond the memory."""
+WAITING: Final = 0.25
+"""Share of an epoch that waits for messages from which narrower ones, half as long, gain more than NARROW_GAIN asks."""
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -98,6 +101,29 @@ def memory_alone(plan: RunPlan, machine: Machine, in_float32: Machine) -> list[s
     return [
         f"{precision} gains memory alone here: {seconds_text(narrow)} per epoch are predicted, "
         f"{seconds_text(full.seconds)} in float32"
+    ]
+
+
+def narrow_messages(plan: RunPlan, machine: Machine) -> list[str]:
+    """Return a line saying what mixed is predicted to take, if an epoch in float32 waits for messages; else no line.
+
+    Nothing chooses a precision by itself: it changes results.
+    """
+    if plan.config.run.precision not in ("fp32", "tf32") or len(plan.ranks) == 1:
+        return []
+    cost = training_cost(plan, machine)
+    waiting = cost.parts["messages"]
+    if waiting < WAITING * cost.seconds:
+        return []
+    try:
+        narrow = training_cost(_otherwise(plan, precision="mixed"), machine).seconds
+    except (ConfigError, PlanError):  # rows of attention and of maxima have no room for bfloat16
+        return []
+    if narrow * NARROW_GAIN > cost.seconds:
+        return []
+    return [
+        f"{seconds_text(waiting)} of an epoch's {seconds_text(cost.seconds)} are spent waiting for messages: --precision "
+        f"mixed, which rounds what is sent and gathered to bfloat16, is predicted to take {seconds_text(narrow)}"
     ]
 
 

@@ -13,10 +13,11 @@ from typing import Final
 
 from mggcn.aggregate.relations import Relational
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
+from mggcn.backend.cuda.dense_blocks import packed_shape, row_blocks
 from mggcn.blocks.block import PAIRS
 from mggcn.cost.batches import LOCK_S, PAIR_S, BatchCost, Sample, scored_s
 from mggcn.cost.epoch import Cost, mean_cost, predict
-from mggcn.cost.machine import Machine
+from mggcn.cost.machine import DeviceRates, Machine
 from mggcn.cost.work import Item, Staged, Sum, Work, product
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DENSE, REAL
@@ -162,26 +163,32 @@ def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], phase: i
     """Predict one program of every rank."""
     run = plan.config.run
     transport = run.process_transport if run.transport == "auto" else run.transport
-    lists = [_items(plan, rank, program, phase) for rank, program in zip(plan.ranks, programs, strict=True)]
+    device = machine.device
+    lists = [_items(plan, rank, program, phase, device) for rank, program in zip(plan.ranks, programs, strict=True)]
     return predict(machine, transport, lists)
 
 
-def program_items(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0) -> list[Item]:
+def program_items(
+    plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0, device: DeviceRates | None = None
+) -> list[Item]:
     """Return work and messages of one rank's program, in order, in the epochs e with e mod period = phase.
 
-    After a training program: the sums of gradients and signals, and the optimiser.
+    After a training program: the sums of gradients and signals, and the optimiser. device: the one whose kernels do the
+    work; None: one whose products are kernels of their own.
     """
-    items = _items(plan, rank, program, phase)
+    items = _items(plan, rank, program, phase, device)
     return [one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,))]
 
 
-def _items(plan: RunPlan, rank: RankPlan, program: Program, phase: int) -> list[Item]:
-    return [item for _, items in items_by_op(plan, rank, program, phase) for item in items]
+def _items(plan: RunPlan, rank: RankPlan, program: Program, phase: int, device: DeviceRates | None) -> list[Item]:
+    return [item for _, items in items_by_op(plan, rank, program, phase, device) for item in items]
 
 
-def items_by_op(plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0) -> Iterator[tuple[str, list[Item]]]:
+def items_by_op(
+    plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0, device: DeviceRates | None = None
+) -> Iterator[tuple[str, list[Item]]]:
     """As `program_items`, with the label of each op, but the stages of a broadcast are one item."""
-    sizes_of = {rows: _sizes(plan, rank, count) for rows, count in rank.sizes.rows.items()}
+    sizes_of = {rows: _sizes(plan, rank, count, device) for rows, count in rank.sizes.rows.items()}
     aggregations = iter(rank.steps(program, phase))
     sent = 0
     for op in program.ops:
@@ -222,6 +229,8 @@ class _Sizes:
     """Bytes of a value of the sparse input."""
     edge: int
     """Bytes of an edge: column, and its weight if there is one."""
+    fuses: bool
+    """Whether a product of rows and what follows it are one kernel."""
 
     def blocks(self, block: int) -> int:
         return -(-self.rows // block)
@@ -243,6 +252,15 @@ class _Sizes:
         flop = 2 * self.rows * d * e
         return Work(kind="dense", streamed=self.rows * streamed, flop=flop, precision=self.precision, calls=calls)
 
+    def fused(self, d: int, e: int, streamed: int, *, gradient: bool = False, calls: int = 2) -> Work:
+        """A product of (V, D) and (D, E) in a kernel that does what follows, too, behind one that packs the weights.
+
+        Whole blocks are computed, whatever they hold (dense_blocks.py).
+        """
+        inner, cols = packed_shape(d, e, row_blocks(e, ITEM_BYTES[self.dtype], gradient=gradient))
+        work = self.dense(inner, cols, streamed, calls)
+        return dataclasses.replace(work, fused="gradient" if gradient else "rows")
+
     def passing(self, row_bytes: int, calls: int = 1, block: int = 0) -> Work:
         """A pass that reads and writes `row_bytes` for each row; block: rows of the blocks that it finds in the cache."""
         return Work(kind="elementwise", streamed=self.rows * row_bytes, span=block * row_bytes, calls=calls)
@@ -254,7 +272,7 @@ class _Sizes:
         return [self.passing(self.row(cols) + self.result(cols, rounded), self.blocks(block), block)]
 
 
-def _sizes(plan: RunPlan, rank: RankPlan, rows: int) -> _Sizes:
+def _sizes(plan: RunPlan, rank: RankPlan, rows: int, device: DeviceRates | None) -> _Sizes:
     sizes, shape, precision = rank.sizes, plan.shape, plan.config.run.precision
     nnz = (shape.aggregated_nnz if rank.input.aggregated else shape.feature_nnz) or 0
     real = ITEM_BYTES[REAL[precision]]
@@ -267,6 +285,7 @@ def _sizes(plan: RunPlan, rank: RankPlan, rows: int) -> _Sizes:
         input_nnz=math.ceil(nnz * sizes.owned / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
         real=real,
         edge=4 + (real if shape.weighted or rank.values.typed else 0),
+        fuses=device is not None and DENSE[precision] in device.fused,
     )
 
 
@@ -300,12 +319,14 @@ def _relations(s: _Sizes, nnz: int, op: Op, kind: Aggregate) -> list[Work]:
     if kind.relations is None or not isinstance(kind.op, Relational):
         return []
     d, e = kind.op.d_in, kind.op.d_out
-    rows, products = min(nnz, s.rows * kind.relations.num_relations), 1 + (kind.backward and kind.op.of_rows)
-    moved = rows * products * (s.row(d) + 2 * s.row(e))
-    flop = 2 * rows * products * d * e
-    return [
-        Work(kind="dense", streamed=moved, flop=flop, precision=s.precision, calls=3 * kind.relations.num_relations)
-    ]
+    of = dataclasses.replace(s, rows=min(nnz, s.rows * kind.relations.num_relations))
+    moved, calls = s.row(d) + 2 * s.row(e), 3 * kind.relations.num_relations
+    inner, cols = (e, d) if kind.backward else (d, e)
+    of_rows = of.fused(inner, cols, moved, calls=calls) if s.fuses else of.dense(d, e, moved, calls)
+    if not kind.backward:
+        return [of_rows]
+    of_weights = of.dense(d, e, moved, calls)
+    return [of_weights, dataclasses.replace(of_rows, calls=0)] if kind.op.of_rows else [of_weights]
 
 
 def _distances(row: int, reuse: Iterable[float]) -> tuple[tuple[int, float], ...]:
@@ -318,6 +339,8 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
     kind, e = op.kind, op.cols
     d = op.widths[0] if op.widths else 0
     rounded = op.operand
+    if s.fuses and isinstance(kind, Linear | InputGrad | LinearGrad):
+        return _fused(s, op, kind)
     match kind:
         case Linear(recomputed=None):
             finished, moved = s.finished(kind.finish, e, kind.block_rows, rounded), s.row(d) + s.result(e, rounded)
@@ -367,6 +390,18 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
     # All other kinds read their operands and write their result once.
     return [s.passing(sum(map(s.row, op.widths)) + s.result(e, op.operand))]
+
+
+def _fused(s: _Sizes, op: Op, kind: Linear | InputGrad | LinearGrad) -> list[Work]:
+    """Return the work of a product of rows where one kernel does what follows it, too."""
+    d, e, moved = op.widths[0], op.cols, s.row(op.widths[0]) + s.result(op.cols, op.operand)
+    if isinstance(kind, InputGrad):
+        # h is read, too; a third kernel adds the column sums of all chunks.
+        return [s.fused(d, e, moved + s.row(e), gradient=True, calls=3)]
+    if isinstance(kind, LinearGrad) or kind.recomputed is None:
+        return [s.fused(d, e, moved)]
+    blocks = s.blocks(kind.block_rows)
+    return [s.passing(2 * s.row(d), blocks), s.fused(d, e, moved, calls=2 * blocks)]
 
 
 def _sparse(s: _Sizes, d: int, e: int, transposed: bool) -> Work:

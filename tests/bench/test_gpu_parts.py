@@ -17,10 +17,12 @@ from bench.gpu import report as gpu_report
 from bench.gpu import spmm as gpu_spmm
 from bench.gpu.graphs import find_store
 from bench.gpu.lab import AgainError, Lab, Settings, attempt
+from bench.gpu.predict import FUSED
 from bench.gpu.tasks import AGAIN, ORDER, digest, finished, origin, read_rows
 from mggcn.backend.cuda.sizes import LONG_ROW
 from mggcn.graph.store import open_store
 from mggcn.model.runtime import require
+from tests.emulator.device import EmulatedDevice
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # PyG, on every CSR tensor
 TASKS = {task.name: task for task in ORDER}
@@ -50,6 +52,20 @@ def test_ceilings(toy: Settings, tmp_path: Path) -> None:
     for row in of_kind(rows, "gather") + of_kind(rows, "copy") + of_kind(rows, "gemm"):
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["median"] / 1e9)
     assert len({row["row_bytes"] for row in of_kind(rows, "gather")}) == 6
+    assert rows[-1]["taken_by_others"] >= 0
+
+
+@pytest.mark.parametrize("precision", gpu_ceilings.PRECISIONS)
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_products_are_timed(name: str, precision: str, toy: Settings, tmp_path: Path) -> None:
+    """Fails if a product is not called as its kernel asks, or its rate does not follow from its FLOP and seconds."""
+    interpreted = pytest.importorskip("tests.backend.cuda.interpreted", reason="Triton has no wheel for this machine")
+    with open(tmp_path / "rows", "w") as log:
+        lab = Lab(toy, log)
+        lab.device = EmulatedDevice(block_kernels=interpreted.InterpretedKernels())
+        found = gpu_ceilings.fused_product(lab, 3, name, precision)
+    assert found["flop"] == 2 * 3 * 256**2
+    assert found["tflop_per_s"] == pytest.approx(found["flop"] / found["median"] / 1e12)
 
 
 @pytest.mark.full

@@ -101,9 +101,10 @@ def test_overlap_and_shapes() -> None:
 def test_an_epoch_is_predicted_as_its_plan_is(case: str, precision: str) -> None:
     """Fails if the benchmark has a model of its own, or its sparse products are not those of the plan."""
     plan = plan_case(*CASES[case], precision)
-    works = epoch_work(plan)
+    device = gpu_predict.h200()
+    works = epoch_work(plan, device)
     predicted = training_cost(plan, find_machine("hgx-h200"))
-    assert total(works, gpu_predict.h200()) == pytest.approx(predicted.seconds, rel=1e-12)
+    assert total(works, device) == pytest.approx(predicted.seconds, rel=1e-12)
     gathered = [of for label, of in works if label.startswith("aggregate")]
     assert len(gathered) == plan.ranks[0].num_spmm
     assert all(work.rows == plan.ranks[0].nnz for of in gathered for work in of)
@@ -118,7 +119,7 @@ def test_products_like_moves_what_the_note_says() -> None:
     def gathered(works: gpu_predict.Works) -> int:
         return sum(work.rows * work.row_bytes for _, of in works for work in of)
 
-    assert gathered(epoch_work(plan)) == nnz * 4 * 2 * (256 + 48)
+    assert gathered(epoch_work(plan, gpu_predict.h200())) == nnz * 4 * 2 * (256 + 48)
     assert gathered(gpu_predict.pyg_work(plan)) == nnz * 4 * 2 * (256 + 256 + 47)
 
 
@@ -133,7 +134,7 @@ def test_both_notes_hold_the_same_predictions() -> None:
     _, rows, nnz = next(graph for graph in gpu_predict.graphs() if graph[0] == "products-like")
     device = gpu_predict.h200()
     alone = gpu_predict.seconds([gpu_predict.product_work(rows, nnz, 256, "fp32")], device)
-    works = dict(epoch_work(plan_case(*CASES["products-like 3x256"], "fp32")))
+    works = dict(epoch_work(plan_case(*CASES["products-like 3x256"], "fp32"), device))
     assert gpu_predict.seconds(works["aggregate 2"], device) == alone
     assert f"{1e3 * alone:.3g} / " in gpu_predict.products_table(device)
     assert f"| aggregate 2 | 134.735 | 0.0 | {1e3 * alone:.3f} |" in gpu_predict.ops_table(device)
@@ -147,6 +148,8 @@ def test_measured_ceilings_replace_assumed_ones() -> None:
         {"kind": "gather", "footprint": "2 GiB", "row_bytes": 64, "gb_per_s": 1000.0},
         {"kind": "gather", "footprint": "a quarter of L2", "row_bytes": 1024, "gb_per_s": 5000.0},
         {"kind": "gemm", "precision": "tf32", "tflop_per_s": 300.0, "gb_per_s": 1.0},
+        {"kind": "fused", "product": gpu_predict.FUSED[0], "precision": "fp32", "tflop_per_s": 90.0},
+        {"kind": "fused", "product": gpu_predict.FUSED[1], "precision": "bf16", "tflop_per_s": 170.0},
         {"kind": "launch", "median": 3e-6},
     ]
     base = gpu_predict.h200()
@@ -156,4 +159,6 @@ def test_measured_ceilings_replace_assumed_ones() -> None:
     for row_bytes, rate in ((64, 1e12), (1024, 2.1e12)):
         assert device.gather.row_s(row_bytes, far) == pytest.approx(row_bytes / rate)
     assert dict(device.gemm) == dict(base.gemm) | {"tf32": 300e12}
+    assert dict(device.fused) == dict(base.fused) | {"fp32": 90e12}
+    assert dict(device.fused_grad) == dict(base.fused_grad) | {"bf16": 170e12}
     assert from_ceilings([], {}) == base

@@ -99,6 +99,11 @@ def test_a_file_is_read_as_written(tmp_path: Path) -> None:
         ("call_s = 1e-5", "call_s = nan", "call_s expects a number from 0 on, got nan"),
         ("gemm = { fp32 = 1e11 }", "gemm = { }", "gemm expects numbers for some of fp32, tf32, bf16, fp64"),
         ("gemm = { fp32 = 1e11 }", "gemm = { fp8 = 1 }", r"\[gemm\]: unknown key 'fp8'"),
+        (
+            "gemm = { fp32 = 1e11 }",
+            "gemm = { fp32 = 1e11 }\nfused = { fp32 = 1e11 }",
+            r"\[device\]: fused and fused_grad need the same precisions",
+        ),
         ("gemm = { fp32 = 1e11 }", "gemm = 1e11", r"gemm expects a table \[gemm\], got"),
         ("busy = 0.5", "busy = 1.5", "number 1: busy expects a number from 0 to 1, got 1.5"),
         ("broadcast = 4e9", "broadcast = 0", r"number 2: \[rates\]: broadcast expects a number above 0, got 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,31 @@ def test_a_plan_says_where_memory_alone_is_gained(
     out = capsys.readouterr().out
     assert ("gains memory alone here" in out) == bool(said)
     assert said in out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], True),
+        (["--precision", "mixed"], False),
+        (["--set", "model.kind=gat", "--set", "model.heads=2"], False),
+        (["--ranks", 1], False),
+    ],
+)
+def test_a_plan_says_what_narrower_messages_gain(
+    options: list[object], said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if links bound an epoch and a plan is silent on mixed, or names it where it gains nothing or cannot be."""
+    papers = ["--vertices", 11105996, "--edges", 323137174, "--symmetric", "--features", 128, "--classes", 172]
+    machine = ["--training", 120718, "--set", "model.hidden=208,208", "--device", "cuda", "--machine", "dgx-h100"]
+    assert run_main("plan", *papers, *machine, *(() if "--ranks" in options else ("--ranks", 8)), *options) == 0
+    out = capsys.readouterr().out
+    assert ("spent waiting for messages: --precision mixed" in out) == said
+    if said:
+        (line,) = (line for line in out.splitlines() if "spent waiting" in line)
+        waiting, whole, narrow = (float(ms) for ms in re.findall(r"([\d.]+) ms", line))
+        assert 0.25 * whole < waiting < whole
+        assert narrow < whole / 1.05
 
 
 def test_dense_products_count(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ import torch
 
 import mggcn
 from mggcn import native
-from mggcn.assemble.plan import plan_shape, with_ahead
+from mggcn.assemble.plan import plan_shape, this_machine, with_ahead
+from mggcn.backend.cuda import presence, triton_kernels
 from mggcn.backend.norms import NormKernels
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
 from mggcn.cost.batches import CROWD, LOCK_S
 from mggcn.cost.machine import find_machine
-from mggcn.cost.work import Work
+from mggcn.cost.work import Work, work_seconds
 from mggcn.errors import PlanError
 from mggcn.model.kinds import norms
 from mggcn.planning.advice import require_pinned
@@ -230,3 +232,59 @@ def test_sums_of_the_first_layer_take_time_once() -> None:
         found.append(first_sums_s(plan_shape(Config(model=ModelConfig(hidden=(64,)), run=run, sample=sample), shape)))
     assert found[0] == 0
     assert found[1] == 2 * found[2] == pytest.approx(400_000 * (3.5e-8 + 512 / 8e9))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "mixed", "bf16", "fp64"])
+def test_products_of_rows_are_priced_with_what_follows(precision: Any) -> None:
+    """Fails if a plan counts passes that fused products do not make, leaves out bytes that they move, or fuses others."""
+    run = RunConfig(device="cuda", precision=precision)
+    plan = plan_shape(Config(model=ModelConfig(hidden=(256, 256)), run=run), shape_of(169_343, 2_340_000, 128, 40))
+    [rank] = plan.ranks
+    device = find_machine("hgx-h200").device
+    for of in (device, device.unfused, None):
+        ops = {label: items for label, items in items_by_op(plan, rank, rank.train, device=of)}
+        found = {label: [(i.kind, i.fused) for i in items if isinstance(i, Work)] for label, items in ops.items()}
+        assert found["weight-grad 2"] == [("dense", "")]
+        if of is not device or precision == "fp64":
+            assert found["linear 2"][0] == found["input-grad 2"][0] == ("dense", "")
+            assert ("elementwise", "") in found["input-grad 2"]
+            continue
+        assert found["linear 1"] == found["linear 2"] == [("dense", "rows")]
+        assert found["input-grad 2"] == found["input-grad 3"] == [("dense", "gradient")]
+        (linear,), (grad,), (narrow,) = ops["linear 2"], ops["input-grad 2"], ops["linear 3"]
+        assert isinstance(linear, Work)
+        assert isinstance(grad, Work)
+        assert isinstance(narrow, Work)
+        item, sent = {"fp32": (4, 4), "mixed": (4, 2), "bf16": (2, 2)}[precision]
+        assert linear.streamed == 169_343 * 256 * (item + sent)
+        assert grad.streamed == 169_343 * 256 * 3 * item
+        assert narrow.flop == 2 * 169_343 * 256 * 64  # blocks of 64 columns, of which 40 are there
+
+
+def test_fused_products_take_what_they_took() -> None:
+    """Fails if products of another graph than that of the file's rates miss their measured seconds (note 0038)."""
+    device = find_machine("hgx-h200").device
+    for precision, linear_s, grad_s in (("fp32", 2.61e-4, 3.46e-4), ("bf16", 1.16e-4, 1.48e-4)):
+        run = RunConfig(device="cuda", precision=precision)  # type: ignore[arg-type]  # parameters of the test
+        plan = plan_shape(Config(model=ModelConfig(hidden=(256, 256)), run=run), shape_of(169_343, 2_340_000, 128, 40))
+        ops = dict(items_by_op(plan, plan.ranks[0], plan.ranks[0].train, device=device))
+        for label, seconds in (("linear 2", linear_s), ("input-grad 2", grad_s)):
+            (work,) = ops[label]
+            assert isinstance(work, Work)
+            assert work_seconds(work, device, 1)[0] == pytest.approx(seconds, rel=0.12)
+
+
+def test_products_are_priced_by_what_this_machine_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fails if a plan for this machine counts on Triton where it is not, or on a GPU whose kernels were not measured."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    config = Config(run=RunConfig(device="cuda"))
+    monkeypatch.setattr(presence, "gpu_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, installed, fuses in (((9, 0), True, True), ((9, 0), False, False), ((8, 0), True, False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        monkeypatch.setattr(triton_kernels, "TRIED", ("",) if installed else ("none",))
+        monkeypatch.setattr(triton_kernels.metadata, "version", lambda _: "3.6.0")
+        monkeypatch.setattr(triton_kernels.importlib.util, "find_spec", lambda _: object())
+        device = this_machine(config).device
+        assert bool(device.fused) == bool(device.fused_grad) == fuses
+        assert device.gemm == find_machine("hgx-h200").device.gemm

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mggcn.backend.cpu.machine import Host
+from mggcn.backend.cuda.triton_kernels import available
 from mggcn.errors import BackendError
 
 MIXED_PRODUCTS = "2.10"
@@ -16,6 +17,11 @@ MIXED_PRODUCTS = "2.10"
 def gpu_name() -> str:
     """Return the name of the first GPU; "" if there is none."""
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+
+
+def fuses_products() -> bool:
+    """Return whether the first GPU multiplies by kernels that do what follows, too: `CudaBackend.fuses_products`."""
+    return torch.cuda.is_available() and available(torch.cuda.get_device_capability(0))
 
 
 def gpu_host() -> Host:
