@@ -25,7 +25,7 @@ from mggcn.backend.cuda.kernels import folder
 from mggcn.errors import BackendError
 from mggcn.files import temporary_folder
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 Args = Mapping[str, Tensor | int | float | None]
 Constants = Mapping[str, int]
