@@ -59,9 +59,12 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
 
     from mggcn.assemble.stack import seeds_of
     from mggcn.blocks.sampler import Sampler
+    from mggcn.feed.edge_values import EdgeValues
     from mggcn.feed.features import VertexFeatures
     from mggcn.feed.gather import GatheredRows
-    from mggcn.feed.sampled import EdgeValues, SampledFeed
+    from mggcn.feed.place import PlacePlan
+    from mggcn.feed.sampled import SampledFeed
+    from mggcn.feed.seeds import RankSeeds
     from mggcn.memory.arena import BufferSpec
     from mggcn.planning.batches import slot_plan
 
@@ -79,7 +82,8 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
         return GatheredRows(reader, spec, torch.float32) if rows else NoRows()
 
     seeds, sampler = seeds_of(config, graph, None), Sampler(adj_t, slots.draws)
-    feed = SampledFeed(plan.stack, sampler, slots, seeds, 0, values, memory, None, config.sample.ahead)
+    place = PlacePlan(stack=plan.stack, slots=slots, values=values, features=memory)
+    feed = SampledFeed(sampler, RankSeeds(seeds), place, config.sample.ahead)
     sizes: list[float] = []
 
     def measure(batch: Any) -> None:

@@ -14,11 +14,14 @@ from mggcn.backend.base import KernelBackend
 from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.sampler import Sampler
 from mggcn.config import Config
+from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch, ReadLabels
-from mggcn.feed.sampled import EdgeValues, GatheredIn, SampledFeed
+from mggcn.feed.place import GatheredIn, PlacePlan
+from mggcn.feed.sampled import SampledFeed
+from mggcn.feed.seeds import RankSeeds
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype
@@ -101,23 +104,21 @@ def sampled_feed(
     def memory(source: VertexFeatures) -> GatheredIn:
         return functools.partial(GatheredRows, source, spec, DTYPES[dtype], threads=gather_threads(config))
 
-    return SampledFeed(
-        stack,
-        Sampler(adj_t, slots.draws, self_loops=model.self_loops),
-        slots,
-        seeds_of(config, graph, owner),
-        rank,
-        values,
-        memory(reader) if first is None or first.itself else None,
-        norm,
-        sample.ahead,
-        owner=owner,
-        share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
-        links=draws_of_links(config, graph),
-        pack=pack,
-        epochs=config.train.epochs,
+    place = PlacePlan(
+        stack=stack,
+        slots=slots,
+        values=values,
+        features=memory(reader) if first is None or first.itself else None,
         sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
+        norm=norm,
+        share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
+        pack=pack,
     )
+    seeds = RankSeeds(
+        seeds_of(config, graph, owner), rank, together=config.shares_batches, links=draws_of_links(config, graph)
+    )
+    sampler = Sampler(adj_t, slots.draws, self_loops=model.self_loops)
+    return SampledFeed(sampler, seeds, place, sample.ahead, epochs=config.train.epochs)
 
 
 def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels | None) -> PackedBatch:

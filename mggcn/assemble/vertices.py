@@ -31,9 +31,9 @@ from mggcn.comm.base import Communicator
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import PlanError
 from mggcn.feed.batch import BlockEdges
+from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
-from mggcn.feed.sampled import EdgeValues
 from mggcn.graph.csr import Graph
 from mggcn.graph.ids import ids_of
 from mggcn.memory.arena import BufferSpec

@@ -71,6 +71,16 @@ class SharePlan:
         """Return the ways on which a hop's edges are cut: forth, and if its rows are exchanged back."""
         return ("", "_t") if self.exchanged[hop] and hop < self.transposed else ("",)
 
+    def edges_by_relation(self) -> Iterator[tuple[int, str, int, int]]:
+        """Yield hop, way, the most edges of it, and whether these begin at own rows alone, 1, or at received ones too, 2.
+
+        Both ways of every hop whose way back is read, also where no rows are exchanged.
+        """
+        for hop, size in enumerate(self.capacities):
+            exchanged = self.exchanged[hop]
+            for way in ("", "_t") if hop < self.transposed else ("",):
+                yield hop, way, size.edges_back if way and exchanged else size.edges, 1 + exchanged
+
     def arrays(self) -> Iterator[tuple[str, npt.DTypeLike, int]]:
         """Yield the name, type and length of every array; those of a hop end with its number."""
         rows = self.together[-1].sources

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from mggcn.backend.events import Mark
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
@@ -54,6 +55,15 @@ class RemoteEdges:
     received: tuple[int, ...]
     rows: npt.NDArray[np.int32]
     sent: tuple[int, ...]
+
+
+def transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:
+    """Return the out-edges of each of so many sources, in the order of targets."""
+    places = np.arange(1, edges.indices.size + 1)
+    shape = edges.indptr.size - 1, num_sources
+    found = sp.csr_array((places, edges.indices, edges.indptr), shape).tocsc()
+    values, types = (None if of is None else of[found.data - 1] for of in (edges.values, edges.types))
+    return BlockEdges(found.indptr.astype(np.int64), found.indices.astype(np.int32), values, types=types)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

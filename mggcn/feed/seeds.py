@@ -6,11 +6,13 @@ N vertices, T training vertices, B of a step, S steps of an epoch, P ranks.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.feed.pairs import LinkDraws
 from mggcn.partition.order import part_sizes
 
 Ids = npt.NDArray[np.int64]
@@ -130,6 +132,48 @@ class Seeds:
         stays = place < sizes[owners]
         owners[~stays] = np.repeat(np.arange(self.ranks), sizes - np.minimum(sizes, counts))
         return owners
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step: its number in the run, by which draws are named, and its seeds on all ranks."""
+
+    seed: int
+    number: int
+    seeds: Ids
+
+
+class RankSeeds:
+    """The seeds of each step on one rank, for any thread that asks.
+
+    together: whether the rank draws around the seeds of all ranks, because they share batches. links: where links are
+    predicted, seeds are numbers of training links, and the vertices of their pairs take their place when a batch is drawn.
+    Memory: the order of two epochs.
+    """
+
+    def __init__(self, seeds: Seeds, rank: int = 0, *, together: bool = False, links: LinkDraws | None = None) -> None:
+        self.all: Seeds = seeds
+        self.rank: int = rank
+        self.links: LinkDraws | None = links
+        self.num_steps: int = seeds.num_steps
+        self._together = together
+        self._orders: dict[tuple[int, int], Ids] = {}
+        self._ordering = threading.Lock()
+
+    def step(self, seed: int, number: int) -> Step:
+        """Return a step by its number in the run."""
+        epoch, at = divmod(number, self.num_steps)
+        with self._ordering:  # threads that draw over the end of an epoch make the order of the next one once
+            order = self._orders.get((seed, epoch))
+            if order is None:
+                self._orders = dict([*self._orders.items()][-1:])
+                order = self._orders[seed, epoch] = self.all.order(seed, epoch)
+            # Within the lock: no thread has an order that the next one's has already replaced.
+            return Step(seed, number, self.all.of_step(order, at))
+
+    def own(self, step: Step) -> Ids:
+        """Return the seeds around which this rank draws."""
+        return step.seeds if self._together else self.all.of_rank(step.seeds, self.rank)
 
 
 def ranges_of(train: Ids, owner: npt.NDArray[np.uint16], ranks: int) -> npt.NDArray[np.uint16]:

@@ -26,11 +26,13 @@ from mggcn.blocks.slot import SlotPlan
 from mggcn.config import SampleConfig
 from mggcn.errors import ConfigError, GraphError
 from mggcn.feed.batch import Batch
+from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.norm_scales import NormScales
-from mggcn.feed.sampled import EdgeValues, SampledFeed
-from mggcn.feed.seeds import Seeds
+from mggcn.feed.place import PlacePlan
+from mggcn.feed.sampled import SampledFeed
+from mggcn.feed.seeds import RankSeeds, Seeds
 from mggcn.graph.csr import Graph
 from mggcn.graph.vertex_data import to_numpy
 from mggcn.memory.device import STORAGE, scale_dtype
@@ -221,8 +223,8 @@ def batches(
     scales = NormScales(adj_t, norm, self_loops=self_loops, real=real)
 
     def feed() -> SampledFeed:
-        stack = hops_of(capacities)
-        return SampledFeed(stack, sampler, plan, order, 0, values, lambda _: rows, scales, sample.ahead, keep=True)
+        place = PlacePlan(stack=hops_of(capacities), slots=plan, values=values, features=lambda _: rows, norm=scales)
+        return SampledFeed(sampler, RankSeeds(order), place, sample.ahead, keep=True)
 
     backend_of = backend_of or backends(device, threads, max(size.edges for size in capacities))
     dtype = DTYPES[STORAGE[precision]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from mggcn.aggregate.relations import BLOCK_ROWS
@@ -312,22 +313,30 @@ def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, input
     real, drawn = ITEM_BYTES[REAL[config.run.precision]], stack.together or stack.capacities
     valued = config.model.typed or _is_valued(config, shape)
     counts = [size.edges for hop, size in enumerate(reversed(drawn)) for _ in range(1 + (hop < back))]
-    typed = 0
-    if config.model.typed:
-        of: dict[str, Any] = {"relations": shape.num_relations, "block_rows": BLOCK_ROWS}
-        of["real"] = scale_dtype(config.run.precision)
-        typed = sum(RelationPlan(edges=count, **of).nbytes for count in counts) + 8 * shape.num_relations
+    share = share_plan(config, shape, stack, back) if stack.together else None
+    typed = _typed_bytes(config, shape, counts, share) if config.model.typed else 0
     gathered = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision])
     one = slot_plan(config, shape, stack, back).nbytes + real * valued * sum(counts) + typed
     one += inputs * (gathered.nbytes + 4 * gathered.rows)
     # Degrees of blocks are counted anew in every step, in double precision.
     one += DEGREE_BYTES * drawn[0].sources if config.sample.weights == "block" else real * gathered.rows
-    if stack.together:
-        one += share_plan(config, shape, stack, back).nbytes
+    one += 0 if share is None else share.nbytes
     kept = real * shape.num_vertices * (shape.weighted or config.model.self_loops)
     order = ORDER_BYTES + DRAWN_BYTES * (config.sample.deal == "by-class")
     training = order * (shape.num_training or shape.num_vertices)
     return (config.sample.ahead + 1) * one + kept + training + shape.copied_bytes
+
+
+def _typed_bytes(config: Config, shape: GraphShape, counts: Sequence[int], share: SharePlan | None) -> int:
+    """Return the bytes of a batch's edges in the order of their relations; counts: of each hop, both ways."""
+    of: dict[str, Any] = {"relations": shape.num_relations, "block_rows": BLOCK_ROWS}
+    of["real"] = scale_dtype(config.run.precision)
+    types, parts = 0, counts
+    if share is not None:
+        # Of all ranks' edges the types alone.
+        types = 2 * sum(counts)
+        parts = [count for _, _, count, orders in share.edges_by_relation() for _ in range(orders)]
+    return types + sum(RelationPlan(edges=count, **of).nbytes for count in parts) + 8 * shape.num_relations
 
 
 def share_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> SharePlan:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from mggcn.backend.sparse import RelationRows
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges
 from mggcn.errors import PlanError
-from mggcn.feed.batch import Batch, BlockEdges
+from mggcn.feed.batch import Batch, BlockEdges, transposed
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.norm_scales import NormScales
 from mggcn.memory.arena import BufferSpec
@@ -177,12 +176,3 @@ def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, lik
 def _relation(backend: KernelBackend, edges: RelationEdges, like: Sparse | None) -> RelationRows:
     matrix = backend.sparse(edges.indptr, edges.indices, edges.values, like)
     return RelationRows(edges.relation, backend.upload(edges.rows), matrix)
-
-
-def transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:
-    """Return the out-edges of each of so many sources, in the order of targets."""
-    places = np.arange(1, edges.indices.size + 1)
-    shape = edges.indptr.size - 1, num_sources
-    found = sp.csr_array((places, edges.indices, edges.indptr), shape).tocsc()
-    values, types = (None if of is None else of[found.data - 1] for of in (edges.values, edges.types))
-    return BlockEdges(found.indptr.astype(np.int64), found.indices.astype(np.int32), values, types=types)

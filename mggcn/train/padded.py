@@ -19,12 +19,11 @@ from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.events import Event, Mark
 from mggcn.blocks.padded import PaddedLayout
 from mggcn.errors import PlanError
-from mggcn.feed.batch import Batch, Packed
+from mggcn.feed.batch import Batch, Packed, transposed
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch, ReadLabels
 from mggcn.model.runtime import Rows, Target
-from mggcn.train.batches import transposed
 from mggcn.train.pairs import bind_pairs
 from mggcn.train.runtime import DTYPES, RankRuntime, arrays_of
 from mggcn.train.targets import StepTargets

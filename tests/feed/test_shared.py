@@ -9,12 +9,17 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+import mggcn.feed.sampled as sampling
+import mggcn.train.batches as loading
 from mggcn.assemble.plan import plan_graph, plan_recorded, resolve
 from mggcn.assemble.rank import Rank
+from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.blocks.block import Capacity
 from mggcn.blocks.shared import Part, Share
 from mggcn.config import Config
+from mggcn.feed.batch import Batch, BlockEdges
 from mggcn.graph.csr import Graph
+from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.record import to_dict
 from mggcn.planning.text import render
 from tests.devices import Where, everywhere
@@ -70,6 +75,45 @@ def test_relations(hidden: tuple[int, ...]) -> None:
     config = sampled(3, {"kind": "rgcn", "bases": 2, "hidden": hidden}, (3,) * (len(hidden) + 1), by_type=True)
     graph = typed_graph("random", 4)
     compare(first_step(shared(config), graph), first_step(config, graph))
+
+
+def without_order(edges: BlockEdges) -> BlockEdges:
+    """The edges as their relations leave them, both ways, for whoever loads them to sort."""
+    remote, back = edges.remote, edges.transposed
+    return dataclasses.replace(
+        edges,
+        relations=(),
+        remote=None if remote is None else dataclasses.replace(remote, edges=without_order(remote.edges)),
+        transposed=None if back is None else without_order(back),
+    )
+
+
+@pytest.mark.parametrize("hidden", [(6,), (6, 5)])
+def test_the_threads_that_draw_sort_edges_by_relation(hidden: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a step sorts or transposes edges, or gets others, or in another order, than it would sort them into."""
+    config = shared(sampled(3, {"kind": "rgcn", "bases": 2, "hidden": hidden}, (3,) * (len(hidden) + 1), by_type=True))
+    graph, sorted_here = typed_graph("random", 4), list[int]()
+    upload, part = loading.upload_tile, sampling.part_of
+
+    def noted(backend: KernelBackend, tile: Tile, like: Sparse | None = None) -> Sparse:
+        sorted_here.append(tile.indices.size)
+        return upload(backend, tile, like)
+
+    def unsorted(*arguments: Any) -> Batch:
+        batch = part(*arguments)
+        return dataclasses.replace(batch, edges={block: without_order(e) for block, e in batch.edges.items()})
+
+    monkeypatch.setattr(loading, "upload_tile", noted)
+    with monkeypatch.context() as once:
+        once.setattr(loading, "transposed", None)
+        found = first_step(config, graph)
+    assert not any(sorted_here)
+    monkeypatch.setattr(sampling, "part_of", unsorted)
+    expected = first_step(config, graph)
+    assert sum(sorted_here) > 0
+    assert found[0] == expected[0]
+    for name, gradient in expected[1].items():
+        np.testing.assert_array_equal(found[1][name], gradient, err_msg=name)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
