@@ -48,10 +48,10 @@ from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.task import COUNTED
 from mggcn.train.batches import BatchLoader
 from mggcn.train.by_blocks import BlockEvaluator, EvaluatedGraph, required_rows
+from mggcn.train.engine import Stop
 from mggcn.train.epoch import LoadBatch
 from mggcn.train.inputs import load_inputs
 from mggcn.train.link_scores import LinkScores
-from mggcn.train.loop import Stop
 from mggcn.train.padded import PaddedLoader
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind, state_views

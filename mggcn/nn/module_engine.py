@@ -1,4 +1,4 @@
-"""A user's own module on one rank, as the epoch loop asks (train/loop.py): forward, loss, backward, sum, step, scores.
+"""A user's own module on one rank, as the epoch loop asks (train/engine.py): forward, loss, backward, sum, step, scores.
 
 N vertices, V rows of this rank, C columns of scores.
 """
@@ -31,7 +31,7 @@ from mggcn.nn.module_parts import (
     split_score,
 )
 from mggcn.nn.partitioned import PartitionedGraph
-from mggcn.train.loop import Scores
+from mggcn.train.engine import Scores
 from mggcn.train.metrics import SPLITS
 
 MEANS_LOOKED_AT = 3
@@ -41,7 +41,7 @@ OTHERS = "others"
 
 
 class ModuleEngine:
-    """Trains a copy of a user's module; it implements `Engine` of train/loop.py."""
+    """Trains a copy of a user's module; it implements `Engine` of train/engine.py."""
 
     queue_s: float = 0.0
     steps: int = 1

@@ -42,9 +42,11 @@ from mggcn.runs.began import beginnings
 from mggcn.runs.local import signalled_stop
 from mggcn.runs.train import follower_of, logged, versions_of
 from mggcn.train.checkpoint import Progress
+from mggcn.train.engine import Stop
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog, read_record, write_json
-from mggcn.train.loop import Loop, OnEpoch, Stop, summary
+from mggcn.train.loop import Loop, OnEpoch
+from mggcn.train.repeats import summary
 from mggcn.train.runtime import DTYPES
 from mggcn.train.samples import EpochSeconds
 

@@ -15,7 +15,7 @@ from mggcn.config import Config
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
-    from mggcn.train.loop import Stop
+    from mggcn.train.engine import Stop
 
 
 def in_processes(config: Config) -> bool:
@@ -61,7 +61,7 @@ def signalled_stop(*, saves: bool = True) -> Iterator[Stop]:
     saves: whether there is something to save from the start. Until the flag's `saves` is true, a signal has its
     previous effect, or raises Interrupted if it had none.
     """
-    from mggcn.train.loop import Stop
+    from mggcn.train.engine import Stop
 
     stop = Stop(saves=saves)
     if threading.current_thread() is not threading.main_thread():

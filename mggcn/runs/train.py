@@ -74,7 +74,8 @@ if TYPE_CHECKING:
     from mggcn.assemble.rank import Rank
     from mggcn.comm.base import Communicator
     from mggcn.planning.select import Choice
-    from mggcn.train.loop import OnEpoch, Stop
+    from mggcn.train.engine import Stop
+    from mggcn.train.loop import OnEpoch
 
 
 @dataclass(frozen=True, slots=True)

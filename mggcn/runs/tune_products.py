@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mggcn.backend.cuda.base import Device
     from mggcn.backend.sparse_products import SparseProducts
     from mggcn.comm.base import Communicator
-    from mggcn.train.loop import Stop
+    from mggcn.train.engine import Stop
 
 SAMPLES = 3
 """Calls of a variant that count; the least seconds of them are its own: what it takes when nothing else runs."""

@@ -1,119 +1,33 @@
 """The epoch loop of one rank: advance, evaluate, keep the best, cut the rate, save, stop together, resume.
 
-What trains is an `Engine`: a planned model (train/trainer.py), or a module of one's own (nn/module_engine.py). P ranks;
-every rank takes the same decisions from the same sums.
+What trains is an `Engine` (train/engine.py): a planned model (train/trainer.py), or a module of one's own
+(nn/module_engine.py). P ranks; every rank takes the same decisions from the same sums.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from mggcn.backend.epoch_end import LOSS, SECONDS, STOP
 from mggcn.config import TrainConfig
-from mggcn.errors import ConfigError, DivergedError, RunError
+from mggcn.errors import ConfigError, RunError
 from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
+from mggcn.train.engine import Engine, Scores, Stop, moved_steps, refuse_skipped
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
 from mggcn.train.optimizer import follow_plateau
-from mggcn.train.repeats import best_repeat, keep_repeat
+from mggcn.train.repeats import keep_repeat
 from mggcn.train.samples import EpochSeconds
 from mggcn.train.threads import ThreadChoice
 
-Scores = dict[str, float | None]
 OnEpoch = Callable[[dict[str, Any]], None]
-
-
-@dataclass(slots=True)
-class Stop:
-    """The flag that a signal handler sets; all ranks see it after the same step."""
-
-    signal: int = 0
-    saves: bool = True
-    """Whether epochs have begun, so that a signal is noted rather than obeyed at once."""
-
-
-class Engine(Protocol):
-    """What the loop needs of whatever trains on one rank. All ranks make all calls in the same order.
-
-    A step moves the weights once. Steps are counted from 0 over all epochs of a repeat.
-    """
-
-    rank: int
-    size: int
-    """Number of ranks, P."""
-    metric: str
-    """Name of the score."""
-    lower_is_better: bool
-    """Whether the score is an error."""
-    steps: int
-    """Steps of an epoch."""
-    compare_every: int
-    """Epochs between two comparisons of gradients; 0: none."""
-    queue_s: float
-    """Seconds of steps that may be queued between two looks at results."""
-
-    def start(self, seed: int, step: int, rate: float | None) -> None:
-        """Set the seed, the next step, and the learning rate that the plateau schedule has reached."""
-
-    def set_rate(self, rate: float | None) -> None:
-        """Set the learning rate that the plateau schedule has reached, from the next epoch on."""
-
-    def set_signals(self, stop: float, seconds: float) -> None:
-        """Set what this rank adds to the stop flag and the seconds of the steps to come."""
-
-    def advance(self, first: int, last: int) -> npt.NDArray[np.float64]:
-        """Train steps first .. last - 1; return their signals (last - first, 3) summed over ranks: LOSS, STOP, SECONDS.
-
-        From a step on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
-        """
-
-    def window_end(self, step: int) -> int:
-        """Return the step before which the host must read results."""
-
-    def remedy(self, step: int) -> str:
-        """Return what to do about a step that moved no weight, and where the fault began. Collective."""
-
-    def rate_of(self, epoch: int, rate: float | None) -> float:
-        """Return the learning rate of an epoch, for the history."""
-
-    def evaluate(self) -> Scores:
-        """Return the scores of the three splits."""
-
-    def compare(self, epoch: int) -> dict[str, float | None]:
-        """Return how far the gradient of an epoch's first step, which is not trained, is from the exact one."""
-
-    def keep_best(self) -> None:
-        """Keep the weights as those of the best validation score."""
-
-    def restart(self, seed: int) -> None:
-        """Begin a repeat: fresh weights and optimiser."""
-
-    def state(self) -> Mapping[str, Tensor]:
-        """Return the state that this rank alone keeps between steps, once every message has arrived."""
-
-    def weights(self, *, best: bool) -> dict[str, Mapping[str, Tensor]]:
-        """Return copies of the "weights" now, and of the "best" if there are some, by the names of their files."""
-
-    def optimizer_state(self) -> Mapping[str, Tensor]:
-        """Return copies of the optimiser's state."""
-
-    def load(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Restore what a checkpoint holds. Raises: KeyError, RuntimeError if it is of another model or optimiser."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-
-    def peak_bytes(self) -> int:
-        """Return the peak memory of the device so far, in bytes."""
 
 
 class Loop:
@@ -185,7 +99,7 @@ class Loop:
             began = time.perf_counter()
             signals = engine.advance(first, last)
             seconds = (time.perf_counter() - began) / (last - first)
-            moved = _moved(signals)
+            moved = moved_steps(signals)
             # Steps before a loss that is not finite are recorded, also those queued with it: they moved the weights.
             self._record(log, signals[:moved], seconds, on_epoch)
             refuse_skipped(engine, first, signals)
@@ -354,51 +268,3 @@ class Loop:
             progress.run, progress.finished = 0, []
         with refusing_strangers(folder):
             self._engine.load(parts)
-
-
-def summary(config: TrainConfig, progress: Progress, metric: str) -> dict[str, Any]:
-    """Return result.json's scores: metric, best, final, epochs; of several repeats the best one's, mean, deviation."""
-    finished = progress.finished
-    shown = best_repeat(finished, metric)
-    result: dict[str, Any] = {"metric": metric, **{name: shown[name] for name in ("best", "final", "epochs")}}
-    if config.repeat > 1:
-        result["runs"] = finished
-        for name, function in (("mean", np.mean), ("std", np.std)):
-            result[name] = {
-                kind: {
-                    split: float(function(known)) if (known := _known(finished, kind, split)) else None
-                    for split in ("train", "val", "test")
-                }
-                for kind in ("best", "final")
-            }
-    return result
-
-
-def refuse_skipped(engine: Engine, first: int, signals: npt.NDArray[np.float64]) -> None:
-    """Refuse steps, counted from `first`, that moved no weight. Raises: DivergedError, on all ranks."""
-    if len(signals) > (moved := _moved(signals)):
-        raise diverged(engine, first + moved, float(signals[moved, LOSS]))
-
-
-def diverged(engine: Engine, step: int, loss: float) -> DivergedError:
-    """Return the error of a step that moved no weight. Collective."""
-    epoch, number = divmod(step, engine.steps)
-    where = f"epoch {epoch + 1}" if engine.steps == 1 else f"step {number + 1} of epoch {epoch + 1}"
-    what = (
-        f"the gradient of {where} is not finite, its loss is {loss:.6g}"
-        if math.isfinite(loss)
-        else f"the loss of {where} is {loss}"
-    )
-    return DivergedError(
-        f"{what}; lower {engine.remedy(step)}; the weights and the last checkpoint are those before it"
-    )
-
-
-def _moved(signals: npt.NDArray[np.float64]) -> int:
-    """Return how many steps moved the weights, before the first that did not."""
-    skipped = np.isnan(signals[:, STOP])
-    return int(skipped.argmax()) if skipped.any() else len(signals)
-
-
-def _known(finished: list[dict[str, Any]], kind: str, split: str) -> list[float]:
-    return [run[kind][split] for run in finished if run[kind][split] is not None]

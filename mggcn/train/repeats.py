@@ -1,4 +1,4 @@
-"""Complete repeats of a run: which one represents it, and the weights of each, in a folder of its own.
+"""Complete repeats of a run: which one represents it, their scores, and the weights of each, in a folder of its own.
 
 Checkpoints hold the newest repeat's weights alone. Needs no torch before weights are written or read.
 """
@@ -10,12 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mggcn.config import TrainConfig
 from mggcn.errors import RunError
 from mggcn.files import reason
 from mggcn.planning.task import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mggcn.train.checkpoint import Progress
 
 FOLDER = "repeats"
 
@@ -79,3 +84,25 @@ def load_repeat(run_folder: Path, seed: int, part: str) -> dict[str, Tensor]:
         raise RunError(
             f"the weights {file} are damaged: {reason(error)}; name another --seed, or start the run again"
         ) from error
+
+
+def summary(config: TrainConfig, progress: Progress, metric: str) -> dict[str, Any]:
+    """Return result.json's scores: metric, best, final, epochs; of several repeats the best one's, mean, deviation."""
+    finished = progress.finished
+    shown = best_repeat(finished, metric)
+    result: dict[str, Any] = {"metric": metric, **{name: shown[name] for name in ("best", "final", "epochs")}}
+    if config.repeat > 1:
+        result["runs"] = finished
+        for name, function in (("mean", np.mean), ("std", np.std)):
+            result[name] = {
+                kind: {
+                    split: float(function(known)) if (known := _known(finished, kind, split)) else None
+                    for split in ("train", "val", "test")
+                }
+                for kind in ("best", "final")
+            }
+    return result
+
+
+def _known(finished: list[dict[str, Any]], kind: str, split: str) -> list[float]:
+    return [run[kind][split] for run in finished if run[kind][split] is not None]

@@ -1,4 +1,4 @@
-"""A planned model on one rank: run the program, sum over ranks, step, evaluate, as the loop asks (train/loop.py).
+"""A planned model on one rank: run the program, sum over ranks, step, evaluate, as the loop asks (train/engine.py).
 
 P ranks, C classes.
 """
@@ -24,14 +24,16 @@ from mggcn.planning.task import LOWER_IS_BETTER
 from mggcn.train.by_blocks import BlockEvaluator
 from mggcn.train.checkpoint import Progress
 from mggcn.train.comparison import Comparison
+from mggcn.train.engine import Scores, Stop, diverged, refuse_skipped
 from mggcn.train.epoch import LOSS, LoadBatch, Repeated, TrainingEpoch
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.link_scores import LinkScores
 from mggcn.train.log import RunLog
-from mggcn.train.loop import Loop, OnEpoch, Scores, Stop, diverged, refuse_skipped, summary
+from mggcn.train.loop import Loop, OnEpoch
 from mggcn.train.metrics import Counts, counted
 from mggcn.train.optimizer import Optimizer, learning_rate
 from mggcn.train.ranking import RankingScores
+from mggcn.train.repeats import summary
 from mggcn.train.runtime import RankRuntime
 from mggcn.train.samples import EpochSeconds
 from mggcn.train.threads import ThreadChoice

@@ -19,7 +19,7 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.memory.units import human
 from mggcn.planning.run import RunPlan
 from mggcn.runs import train as jobs_train
-from mggcn.train.loop import Stop
+from mggcn.train.engine import Stop
 from tests.comm.fake_nccl import TAKEN, FakeStream
 from tests.comm.worlds import Nccl
 from tests.emulator.device import EmulatedDevice

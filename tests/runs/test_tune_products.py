@@ -24,7 +24,7 @@ from mggcn.comm.single import SingleCommunicator
 from mggcn.errors import ConfigError
 from mggcn.runs import tune_products as tune
 from mggcn.runs.tune_products import KEPT_GAIN, OUT, SAMPLES, Call, Findings, Trial, tune_products
-from mggcn.train.loop import Stop
+from mggcn.train.engine import Stop
 from tests.devices import emulated
 from tests.graphs import make_graph, pattern
 from tests.machines import tight

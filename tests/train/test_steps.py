@@ -24,8 +24,8 @@ from mggcn.graph.csr import ArrayRows
 from mggcn.model.kinds.dense import Linear
 from mggcn.train import epoch as epochs
 from mggcn.train.checkpoint import Progress, load_checkpoint, save_checkpoint
+from mggcn.train.engine import Stop
 from mggcn.train.log import RunLog
-from mggcn.train.loop import Stop
 from tests.feed.test_blocks import Drawn, config_of, graph_of
 from tests.graphs import on_ranks
 

@@ -22,8 +22,8 @@ from mggcn.comm.threads import run_threads
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.graph.csr import Graph
 from mggcn.train import loop
+from mggcn.train.engine import Stop
 from mggcn.train.log import RunLog
-from mggcn.train.loop import Stop
 from mggcn.train.trainer import RankTrainer
 from tests.cli.runs import saved_epochs
 from tests.graphs import make_graph, on_ranks, pattern
