@@ -62,7 +62,7 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
     from mggcn.feed.edge_values import EdgeValues
     from mggcn.feed.features import VertexFeatures
     from mggcn.feed.gather import GatheredRows
-    from mggcn.feed.place import PlacePlan
+    from mggcn.feed.memory import BatchMemoryPlan
     from mggcn.feed.sampled import SampledFeed
     from mggcn.feed.seeds import RankSeeds
     from mggcn.memory.arena import BufferSpec
@@ -82,8 +82,8 @@ def own_feed(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
         return GatheredRows(reader, spec, torch.float32) if rows else NoRows()
 
     seeds, sampler = seeds_of(config, graph, None), Sampler(adj_t, slots.draws)
-    place = PlacePlan(stack=plan.stack, slots=slots, values=values, features=memory)
-    feed = SampledFeed(sampler, RankSeeds(seeds), place, config.sample.ahead)
+    batch_memory = BatchMemoryPlan(stack=plan.stack, slots=slots, values=values, features=memory)
+    feed = SampledFeed(sampler, RankSeeds(seeds), batch_memory, config.sample.ahead)
     sizes: list[float] = []
 
     def measure(batch: Any) -> None:

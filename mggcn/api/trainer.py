@@ -17,24 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn import native
+from mggcn.api import scoring
 from mggcn.api.graphs import load, save
-from mggcn.assemble.plan import check_available, memory_limit, plan_graph
+from mggcn.assemble.plan import check_available
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig
 from mggcn.config.files import with_model, with_named
 from mggcn.errors import ConfigError, RunError
-from mggcn.files import require_file, temporary_folder
+from mggcn.files import temporary_folder
 from mggcn.graph.csr import Graph
-from mggcn.graph.ids import rows_of
 from mggcn.graph.store import open_store, store_folder
 from mggcn.html import html_table
 from mggcn.interop.weights import weights_of_module
 from mggcn.memory.units import human
-from mggcn.planning.advice import require_fit
 from mggcn.planning.text import PrintedPlan, subject
 from mggcn.report import write_report
 from mggcn.runs import folder as run_folders
-from mggcn.runs import predict as predicting
 from mggcn.runs import prediction_files
 from mggcn.runs import train as training
 from mggcn.runs.occupied import occupied
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from mggcn.assemble.rank import Rank
-    from mggcn.assemble.vertices import VertexScorer
     from mggcn.nn.module_run import ModuleRun
     from mggcn.planning.select import Choice
 
@@ -109,7 +106,7 @@ class Trainer:
         native.require_threads()
         self._out = None if out is None else Path(out)
         self._rank: Rank | None = None
-        self._scorer: tuple[Any, Graph, VertexScorer] | None = None
+        self._scorer = scoring.LastScorer()
         self._folder: Path | None = None
         self._choice: Choice | None = None
         self._start: Mapping[str, Tensor] | None = None
@@ -165,7 +162,7 @@ class Trainer:
         source = open_store(job["store"]) if graph is None else graph
         trainer._graph = source if isinstance(source, Graph) else load(source)
         trainer._config, trainer._choice, trainer._start, trainer._module = config, None, None, None
-        trainer._out, trainer._rank, trainer._scorer, trainer._folder = None, None, None, folder
+        trainer._out, trainer._rank, trainer._scorer, trainer._folder = None, None, scoring.LastScorer(), folder
         if module is None:
             trainer._plan, trainer._partition = run_folders.known_plan(folder, config, trainer._graph)
             return trainer
@@ -338,7 +335,7 @@ class Trainer:
 
     def _train(self, folder: Path, on_epoch: OnEpoch | None, way: str | None = "trainer.resume()") -> History:
         """Train on ranks in this process, keeping a single one for `predict`, or on processes."""
-        self._rank = self._scorer = None
+        self._rank, self._scorer = None, scoring.LastScorer()
         with run_folders.naming_checkpoint(folder, way):
             if self._module is not None:
                 self._module.train(folder, on_epoch)
@@ -416,63 +413,26 @@ class Trainer:
                 were to be classes, or there is no such layer or vertex.
         """
         _check_weights(weights)
-        task = self._graph.task if self._module is not None else self._plan.shape.task
+        wanted = scoring.Wanted(weights=weights, probabilities=probabilities, classes=classes, layer=layer)
+        if self._module is None:
+            return scoring.predict(self._trained(), wanted, self._scorer, graph, vertices, pairs)
         if layer is not None:
             self._refuse_module("layers that it knows of; return their outputs from the module")
         if pairs is not None:
-            alone = {"layer": layer, "classes": classes, "vertices": vertices is not None}
-            prediction_files.check_pairs(task, None, alone)
-            other = graph if graph is None or isinstance(graph, Graph) else load(graph)
-            ends = predicting.rows_of_pairs(self._graph if other is None else other, pairs)
-            scorer = self._scorer_of(weights, None, other)
-            return predicting.pair_scores(scorer, ends, self.state_dict(weights), probabilities=probabilities)
-        prediction_files.check_kind(task, classes=classes, probabilities=probabilities)
-        prediction_files.check_layer(self._config.model, layer, classes=classes, probabilities=probabilities)
-        graph = graph if graph is None or isinstance(graph, Graph) else load(graph)
-        rows = None if vertices is None else rows_of(self._graph if graph is None else graph, vertices)
-        if rows is not None and self._module is None and predicting.by_neighbourhood(self._config):
-            scores = predicting.scores_by(self._scorer_of(weights, layer, graph), rows)
-            scores = prediction_files.probabilities_of(scores, task) if probabilities else scores
-        else:
-            scores = self._predicted(weights, probabilities, layer, graph)[slice(None) if rows is None else rows]
-        return prediction_files.classes_of(scores, task) if classes else scores
+            prediction_files.check_pairs(self._graph.task, None, {})
+        return scoring.predict_module(self._module, self._graph, self.state_dict(weights), wanted, graph, vertices)
 
-    def _scorer_of(self, weights: str, layer: int | None, other: Graph | None) -> VertexScorer:
-        """Return what scores some vertices: the one of the last call, if it asked for the same."""
-        from mggcn.train.checkpoint import newest
-
-        graph = self._graph if other is None else other
-        if self._folder is None:
-            raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
-        # Another process may train the run of a folder.
-        asked = (weights, layer, newest(self._folder / "checkpoints"))
-        if self._scorer is None or self._scorer[0] != asked or self._scorer[1] is not graph:
-            state = self.state_dict(weights)
-            self._scorer = asked, graph, predicting.scorer_of(self._config, graph, self._plan.shape, state, layer)
-        return self._scorer[2]
-
-    def _predicted(self, weights: str, probabilities: bool, layer: int | None, graph: Any) -> npt.NDArray[np.floating]:
-        """As `predict`, without classes."""
-        if self._module is not None:
-            other = graph if graph is None or isinstance(graph, Graph) else load(graph)
-            found = self._module.predict(self.state_dict(weights), other)
-            return prediction_files.probabilities_of(found, self._graph.task) if probabilities else found
-        if graph is not None:
-            return self._scores(self.state_dict(weights), probabilities, graph, layer)
-        if self._folder is None:
-            raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
-        if self._in_process:
-            state = self.state_dict(weights)
-            if layer is not None:
-                planned = predicting.plan_layer(self._config, self._graph, self._plan.shape, layer)
-                return predicting.scores_here(*planned, predicting.weights_in(planned[2], state))
-            kept = self._rank if self._config.run.ranks == 1 else None
-            scores = predicting.scores_here(self._config, self._graph, self._plan, self._partition, state, kept)
-            return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
-        with temporary_folder() as folder:
-            target = folder / "scores.npy"
-            predicting.predict(self._folder, target, weights=weights, probabilities=probabilities, layer=layer)
-            return np.load(require_file(target), allow_pickle=False)  # type: ignore[no-any-return]
+    def _trained(self) -> scoring.Trained:
+        """Return what scores are made of, of a planned model."""
+        return scoring.Trained(
+            graph=self._graph,
+            config=self._config,
+            plan=self._plan,
+            partition=self._partition,
+            folder=self._folder,
+            rank=self._rank,
+            state=self.state_dict,
+        )
 
     def state_dict(self, weights: str = "best") -> dict[str, Tensor]:
         """Return the weights as plain tensors: `layers.<l>.weight` (D, E) and `layers.<l>.bias` (E,), l from 1.
@@ -543,27 +503,7 @@ class Trainer:
         if self._module is not None:
             found = self._module.predict(state if isinstance(state, Mapping) else state.state_dict())
             return prediction_files.probabilities_of(found, self._graph.task) if probabilities else found
-        return self._scores(
-            state if isinstance(state, Mapping) else weights_of_module(state, self._config.model), probabilities
-        )
-
-    def _scores(
-        self, tensors: Mapping[str, Tensor], probabilities: bool, other: Any = None, layer: int | None = None
-    ) -> npt.NDArray[np.floating]:
-        """Score the trainer's graph, or another one, on one rank."""
-        config = with_named(self._config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-        graph = self._graph if other is None else other
-        if layer is None:
-            config, graph = predicting.for_scoring(config, graph, self._plan.shape)
-            plan, partition = plan_graph(config, graph)
-            if self._plan.shape.task == "links":  # embeddings need no decoder
-                tensors = predicting.weights_in(plan, tensors)
-        else:
-            config, graph, plan, partition = predicting.plan_layer(config, graph, self._plan.shape, layer)
-            tensors = predicting.weights_in(plan, tensors)
-        require_fit(plan, memory_limit(config))
-        scores = predicting.scores_here(config, graph, plan, partition, tensors)
-        return prediction_files.probabilities_of(scores, self._plan.shape.task) if probabilities else scores
+        return scoring.score(self._trained(), state, probabilities)
 
     def save_store(self, path: str | Path, *, overwrite: bool = False) -> Graph:
         """Write the trainer's graph as a store, as `mggcn.save` does."""

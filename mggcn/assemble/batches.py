@@ -17,9 +17,9 @@ from mggcn.config import Config
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.memory import BatchMemoryPlan, GatheredIn
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch, ReadLabels
-from mggcn.feed.place import GatheredIn, PlacePlan
 from mggcn.feed.sampled import SampledFeed
 from mggcn.feed.seeds import RankSeeds
 from mggcn.graph.csr import Graph, Rows
@@ -104,7 +104,7 @@ def sampled_feed(
     def memory(source: VertexFeatures) -> GatheredIn:
         return functools.partial(GatheredRows, source, spec, DTYPES[dtype], threads=gather_threads(config))
 
-    place = PlacePlan(
+    batch_memory = BatchMemoryPlan(
         stack=stack,
         slots=slots,
         values=values,
@@ -118,7 +118,7 @@ def sampled_feed(
         seeds_of(config, graph, owner), rank, together=config.shares_batches, links=draws_of_links(config, graph)
     )
     sampler = Sampler(adj_t, slots.draws, self_loops=model.self_loops)
-    return SampledFeed(sampler, seeds, place, sample.ahead, epochs=config.train.epochs)
+    return SampledFeed(sampler, seeds, batch_memory, sample.ahead, epochs=config.train.epochs)
 
 
 def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels | None) -> PackedBatch:

@@ -21,8 +21,8 @@ from mggcn.blocks.shared import Share
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.edge_values import EdgeValues
+from mggcn.feed.memory import BatchMemory, BatchMemoryPlan
 from mggcn.feed.norm_scales import NormScales
-from mggcn.feed.place import Place, PlacePlan
 from mggcn.feed.seeds import RankSeeds, Step
 from mggcn.feed.shared import in_order, part_of, types_in_order
 from mggcn.partition.rows.tiles import scales
@@ -42,7 +42,7 @@ class SampledFeed:
         self,
         sampler: Sampler,
         seeds: RankSeeds,
-        plan: PlacePlan,
+        plan: BatchMemoryPlan,
         ahead: int,
         *,
         epochs: int | None = None,
@@ -172,7 +172,7 @@ class SampledFeed:
         """The row sets, that of the seeds first."""
         return [*(block.targets for block in reversed(self.stack.blocks)), self.stack.blocks[0].sources]
 
-    def _edges(self, drawn: Drawn, number: int, place: Place) -> BlockEdges:
+    def _edges(self, drawn: Drawn, number: int, place: BatchMemory) -> BlockEdges:
         hop, back = drawn.hops[number], None
         types = types_t = None
         ordered: tuple[RelationEdges, ...] = ()
@@ -202,7 +202,7 @@ class SampledFeed:
             back = BlockEdges(indptr_t, indices_t, values_t, types=types_t, relations=ordered_t)
         return BlockEdges(hop.indptr, hop.indices, values, back, types, relations=ordered)
 
-    def _scales(self, rows: Mapping[RowSet, Vector], ids: Vector, place: Place) -> dict[RowSet, Scales]:
+    def _scales(self, rows: Mapping[RowSet, Vector], ids: Vector, place: BatchMemory) -> dict[RowSet, Scales]:
         """Return S_r and S_c of the whole graph for every row set; ids: of the input's rows, with which they all begin."""
         if self._norm is None:
             return dict.fromkeys(rows, (None, None))

@@ -29,8 +29,8 @@ from mggcn.feed.batch import Batch
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.memory import BatchMemoryPlan
 from mggcn.feed.norm_scales import NormScales
-from mggcn.feed.place import PlacePlan
 from mggcn.feed.sampled import SampledFeed
 from mggcn.feed.seeds import RankSeeds, Seeds
 from mggcn.graph.csr import Graph
@@ -223,8 +223,10 @@ def batches(
     scales = NormScales(adj_t, norm, self_loops=self_loops, real=real)
 
     def feed() -> SampledFeed:
-        place = PlacePlan(stack=hops_of(capacities), slots=plan, values=values, features=lambda _: rows, norm=scales)
-        return SampledFeed(sampler, RankSeeds(order), place, sample.ahead, keep=True)
+        memory = BatchMemoryPlan(
+            stack=hops_of(capacities), slots=plan, values=values, features=lambda _: rows, norm=scales
+        )
+        return SampledFeed(sampler, RankSeeds(order), memory, sample.ahead, keep=True)
 
     backend_of = backend_of or backends(device, threads, max(size.edges for size in capacities))
     dtype = DTYPES[STORAGE[precision]]

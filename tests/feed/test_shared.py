@@ -20,7 +20,9 @@ from mggcn.config import Config
 from mggcn.feed.batch import Batch, BlockEdges
 from mggcn.graph.csr import Graph
 from mggcn.partition.rows.tiles import Tile
+from mggcn.planning.batches import _typed_bytes
 from mggcn.planning.record import to_dict
+from mggcn.planning.shape import graph_shape
 from mggcn.planning.text import render
 from tests.devices import Where, everywhere
 from tests.feed.test_blocks import MODELS, graph_of
@@ -114,6 +116,27 @@ def test_the_threads_that_draw_sort_edges_by_relation(hidden: tuple[int, ...], m
     assert found[0] == expected[0]
     for name, gradient in expected[1].items():
         np.testing.assert_array_equal(found[1][name], gradient, err_msg=name)
+
+
+def test_the_memory_of_relations_is_planned() -> None:
+    """Fails if a part's edges by relation, a way or a hop, are not counted, or those of all ranks are."""
+    graph = typed_graph("random", 4)
+    rgcn = {"kind": "rgcn", "bases": 2, "hidden": (6,)}
+    config = resolve(shared(sampled(3, rgcn, (3, 3), by_type=True, ahead=0)), graph)
+
+    def body(rank: Rank) -> tuple[int, int]:
+        feed: Any = rank.feed
+        (place,) = feed._places
+        parts = [
+            array.nbytes for orders in place.parts.values() for order in orders for array in order._arrays.values()
+        ]
+        types = [2 * types.size for types in (*place.types, *place.types_t)]
+        counts = [size.edges for size in feed.stack.together] * 2
+        planned = _typed_bytes(config, graph_shape(graph, config), counts, place.share.plan)
+        return sum(parts) + sum(types) + place.by_type.nbytes, planned
+
+    for taken, planned in on_ranks(config, graph, body):
+        assert taken == planned > 0
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

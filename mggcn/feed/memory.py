@@ -31,7 +31,7 @@ GatheredIn: TypeAlias = Callable[[Callable[[int], "Tensor"]], GatheredRows]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class BatchMemory:
     """The memory of one batch, which the next one in it overwrites."""
 
     slot: Slot
@@ -56,7 +56,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlacePlan:
+class BatchMemoryPlan:
     """What the memory of a batch depends on.
 
     stack: the blocks of a step on a rank; slots: of what is drawn. features, sums: make the memory of a batch's features,
@@ -74,7 +74,7 @@ class PlacePlan:
     share: SharePlan | None = None
     pack: Callable[[], PackedBatch] | None = None
 
-    def make(self, rank: int) -> Place:
+    def make(self, rank: int) -> BatchMemory:
         """Return the memory of a batch, as planning/batches.py counts it."""
         packed = None if self.pack is None else self.pack()
         stack, real, means = self.stack, self.values.real, self.values.relations
@@ -85,7 +85,7 @@ class PlacePlan:
         share = None if self.share is None else Share(self.share, rank)
         orders, orders_t = (self._orders(counts) if share is None else () for counts in (edges, edges_t))
         normed = stack.capacities[0].sources if self.norm is not None and self.norm.norm != "none" else 0
-        return Place(
+        return BatchMemory(
             slot=Slot(self.slots) if packed is None else Slot(self.slots, packed.of_slot()),
             values=_vectors(valued[0], "values", real, packed),
             values_t=_vectors(valued[1], "values_t", real, packed),

@@ -1,0 +1,179 @@
+"""Scores of a trainer's run: of every vertex, of some, of pairs, of another graph, and of given weights.
+
+N vertices, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.api.graphs import load
+from mggcn.assemble.plan import memory_limit, plan_graph
+from mggcn.config import Config
+from mggcn.config.files import with_named
+from mggcn.errors import RunError
+from mggcn.files import require_file, temporary_folder
+from mggcn.graph.csr import Graph
+from mggcn.graph.ids import rows_of
+from mggcn.interop.weights import weights_of_module
+from mggcn.partition.base import Partition
+from mggcn.planning.advice import require_fit
+from mggcn.planning.run import RunPlan
+from mggcn.runs import predict as predicting
+from mggcn.runs import prediction_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from mggcn.assemble.rank import Rank
+    from mggcn.assemble.vertices import VertexScorer
+    from mggcn.nn.module_run import ModuleRun
+
+Scores = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """A planned model's run whose weights score. folder: None before it was trained; state: its weights, best or last."""
+
+    graph: Graph
+    config: Config
+    plan: RunPlan
+    partition: Partition
+    folder: Path | None
+    rank: Rank | None
+    """A single rank of this process, which may score."""
+    state: Callable[[str], dict[str, Tensor]]
+
+    @property
+    def in_process(self) -> bool:
+        """Whether ranks are threads of this process."""
+        return self.config.run.transport in ("single", "threads")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """Which scores `Trainer.predict` is asked for. weights: best or last; layer: a hidden one, None for the scores."""
+
+    weights: str
+    probabilities: bool
+    classes: bool
+    layer: int | None
+
+
+class LastScorer:
+    """Keeps what the last call for some vertices, or for pairs, needs of the graph."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, Graph, VertexScorer] | None = None
+
+    def of(self, run: Trained, weights: str, layer: int | None, other: Graph | None) -> VertexScorer:
+        """Return what scores some vertices: the one of the last call, if it asked for the same. Raises: RunError."""
+        from mggcn.train.checkpoint import newest
+
+        graph = run.graph if other is None else other
+        # Another process may train the run of a folder.
+        asked = (weights, layer, newest(_folder(run) / "checkpoints"))
+        if self._kept is None or self._kept[0] != asked or self._kept[1] is not graph:
+            scorer = predicting.scorer_of(run.config, graph, run.plan.shape, run.state(weights), layer)
+            self._kept = asked, graph, scorer
+        return self._kept[2]
+
+
+def predict(
+    run: Trained, wanted: Wanted, last: LastScorer, graph: Any = None, vertices: Any = None, pairs: Any = None
+) -> npt.NDArray[Any]:
+    """Return what `Trainer.predict` does, of a planned model. Raises: as it."""
+    task, shown = run.plan.shape.task, wanted.probabilities
+    other = graph if graph is None or isinstance(graph, Graph) else load(graph)
+    if pairs is not None:
+        alone = {"layer": wanted.layer, "classes": wanted.classes, "vertices": vertices is not None}
+        prediction_files.check_pairs(task, None, alone)
+        ends = predicting.rows_of_pairs(run.graph if other is None else other, pairs)
+        scorer = last.of(run, wanted.weights, None, other)
+        return predicting.pair_scores(scorer, ends, run.state(wanted.weights), probabilities=shown)
+    prediction_files.check_kind(task, classes=wanted.classes, probabilities=shown)
+    prediction_files.check_layer(run.config.model, wanted.layer, classes=wanted.classes, probabilities=shown)
+    rows = None if vertices is None else rows_of(run.graph if other is None else other, vertices)
+    if rows is not None and predicting.by_neighbourhood(run.config):
+        scores = predicting.scores_by(last.of(run, wanted.weights, wanted.layer, other), rows)
+        scores = prediction_files.probabilities_of(scores, task) if shown else scores
+    else:
+        scores = _of_all(run, wanted, other)[slice(None) if rows is None else rows]
+    return prediction_files.classes_of(scores, task) if wanted.classes else scores
+
+
+def _of_all(run: Trained, wanted: Wanted, other: Graph | None) -> Scores:
+    """Return the scores of every vertex."""
+    layer = wanted.layer
+    if other is not None:
+        return score(run, run.state(wanted.weights), wanted.probabilities, other, layer)
+    folder = _folder(run)
+    if run.in_process:
+        state = run.state(wanted.weights)
+        if layer is not None:
+            planned = predicting.plan_layer(run.config, run.graph, run.plan.shape, layer)
+            return predicting.scores_here(*planned, predicting.weights_in(planned[2], state))
+        kept = run.rank if run.config.run.ranks == 1 else None
+        scores = predicting.scores_here(run.config, run.graph, run.plan, run.partition, state, kept)
+        return prediction_files.probabilities_of(scores, run.plan.shape.task) if wanted.probabilities else scores
+    with temporary_folder() as temporary:
+        target = temporary / "scores.npy"
+        predicting.predict(folder, target, weights=wanted.weights, probabilities=wanted.probabilities, layer=layer)
+        return np.load(require_file(target), allow_pickle=False)  # type: ignore[no-any-return]  # NumPy returns Any
+
+
+def _folder(run: Trained) -> Path:
+    if run.folder is None:
+        raise RunError("the trainer has no weights yet; call fit() first, or scores_of() with weights of your own")
+    return run.folder
+
+
+def score(
+    run: Trained,
+    state: Mapping[str, Tensor] | Module,
+    probabilities: bool,
+    other: Graph | None = None,
+    layer: int | None = None,
+) -> Scores:
+    """Score the run's graph, or another one, on one rank of this process, with given weights. Raises: ConfigError."""
+    tensors = state if isinstance(state, Mapping) else weights_of_module(state, run.config.model)
+    config = with_named(run.config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
+    graph = run.graph if other is None else other
+    if layer is None:
+        config, graph = predicting.for_scoring(config, graph, run.plan.shape)
+        plan, partition = plan_graph(config, graph)
+        if run.plan.shape.task == "links":  # embeddings need no decoder
+            tensors = predicting.weights_in(plan, tensors)
+    else:
+        config, graph, plan, partition = predicting.plan_layer(config, graph, run.plan.shape, layer)
+        tensors = predicting.weights_in(plan, tensors)
+    require_fit(plan, memory_limit(config))
+    scores = predicting.scores_here(config, graph, plan, partition, tensors)
+    return prediction_files.probabilities_of(scores, run.plan.shape.task) if probabilities else scores
+
+
+def predict_module(
+    module: ModuleRun,
+    graph: Graph,
+    state: Mapping[str, Tensor],
+    wanted: Wanted,
+    other: Any = None,
+    vertices: Any = None,
+) -> npt.NDArray[Any]:
+    """Return what `Trainer.predict` does, of a user's own module that was trained on `graph`. Raises: as it."""
+    task = graph.task
+    prediction_files.check_kind(task, classes=wanted.classes, probabilities=wanted.probabilities)
+    other = other if other is None or isinstance(other, Graph) else load(other)
+    rows = None if vertices is None else rows_of(graph if other is None else other, vertices)
+    found = module.predict(state, other)
+    scores = prediction_files.probabilities_of(found, task) if wanted.probabilities else found
+    scores = scores[slice(None) if rows is None else rows]
+    return prediction_files.classes_of(scores, task) if wanted.classes else scores
