@@ -128,6 +128,23 @@ class ChunkArgs(ctypes.Structure):
     )
 
 
+class StreamArgs(ctypes.Structure):
+    """`Stream` of cpu/stream.cpp."""
+
+    _fields_ = (
+        ("owner", ctypes.c_void_p),
+        ("load", ctypes.c_void_p),
+        ("count", ctypes.c_void_p),
+        ("cost", ctypes.c_void_p),
+        ("met", ctypes.c_void_p),
+        ("num_parts", ctypes.c_int64),
+        ("per_row", ctypes.c_int64),
+        ("limit", ctypes.c_int64),
+        ("penalty", ctypes.c_double),
+        ("per_vertex", ctypes.c_double),
+    )
+
+
 class ClustersArgs(ctypes.Structure):
     """`Clusters` of cpu/locality.cpp."""
 
@@ -300,6 +317,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_locality_csr": (_P, _L, _L, _P, _P),
     "mggcn_locality_group": (_P, _L, _L, _P, _P),
     "mggcn_locality_gaps": (_P, _P, _P),
+    "mggcn_stream": (_P, _P),
     "mggcn_reuse_trace": (_P, _P, _P, _I, _U, _P, _P, _P),
     "mggcn_reuse_distances": (_P, _P, _P, _L, _I, _P, _P, _P),
     "mggcn_sample_batch": (_P, _P, _L, _P, _I, _I),

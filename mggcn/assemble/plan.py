@@ -320,7 +320,7 @@ def plan_shape(
     nccl = nccl_memory(config, machine)
     if run.ranks == 1 and strategy.kind == "cut":
         replication = 1.0
-    if run.order in ("metis", "metis-balanced", "locality") and strategy.kind == "rows":
+    if run.order in ("metis", "metis-balanced", "stream", "locality") and strategy.kind == "rows":
         raise ConfigError(
             f"the order {run.order} depends on the edges, which a shape does not have; plan it on a store"
         )

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not a.list and a.parts is None:
         raise ConfigError("partition needs --parts P, the number of parts, or --list")
     if a.kind != "libra" and a.edges is not None:
-        which = "an order by locality" if a.kind == "locality" else "METIS"
+        which = {"locality": "an order by locality", "stream": "a stream"}.get(a.kind, "METIS")
         raise ConfigError(f"--edges applies to Libra only, and {which} does not assign edges; remove it")
     store = store_path(a.store, a.root)
     graph = open_store(store)
@@ -92,6 +92,20 @@ def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     _report(a, stored, edge_cut_summary(stored.cut.statistics))
 
 
+def _stream(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+    from mggcn.partition.cache.cuts import STREAM_CUTS
+    from mggcn.partition.stream import StreamSettings, stream_nbytes
+
+    if a.seed != 1:
+        raise ConfigError(f"--kind stream draws nothing, so --seed {a.seed} would change nothing; remove it")
+    settings = StreamSettings(parts=a.parts)
+    print(f"{graph.name}: stream, {settings.parts} parts")
+    if a.force or not (folder / settings.name).exists():
+        _check_memory(stream_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric), 0, 0)
+    stored = STREAM_CUTS.find_or_make(graph, settings, folder, a.force)
+    _report(a, stored, edge_cut_summary(stored.cut.statistics))
+
+
 def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     from mggcn.partition.cache.cuts import LOCALITY_ORDERS
     from mggcn.partition.locality.clusters import locality_nbytes
@@ -105,7 +119,7 @@ def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     _report(a, stored, locality_summary(stored.cut.statistics))
 
 
-_KINDS: Final = {"libra": _libra, "metis": _metis, "metis-balanced": _metis, "locality": _locality}
+_KINDS: Final = {"libra": _libra, "metis": _metis, "metis-balanced": _metis, "stream": _stream, "locality": _locality}
 
 
 def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
@@ -218,18 +232,13 @@ def _line(kept: CachedPartition) -> tuple[str, ...]:
     known = settings if isinstance(settings, dict) else {}
     kind = str(known.get("kind", "?"))
     nonzeros = ("nonzeros", "nonzero_balance")
+    edge_cuts = ("metis", "metis-balanced", "stream")
     cost = {
         "libra": f"replication {figure('replication', '.3f')}",
-        "metis": f"edge cut {figure('cut_share', '.1%')}",
-        "metis-balanced": f"edge cut {figure('cut_share', '.1%')}",
+        **dict.fromkeys(edge_cuts, f"edge cut {figure('cut_share', '.1%')}"),
         "locality": f"inside clusters {figure('inside_share', '.1%')}",
     }
-    work = {
-        "libra": ("edges", "edge_balance"),
-        "metis": nonzeros,
-        "metis-balanced": nonzeros,
-        "locality": nonzeros,
-    }.get(kind)
+    work = {"libra": ("edges", "edge_balance"), **dict.fromkeys((*edge_cuts, "locality"), nonzeros)}.get(kind)
     balance = f"{work[0]} {figure(work[1], '.3f')}, rows {figure('row_balance', '.3f')}" if work else "?"
-    numbers = (str(known.get(name, "?")) for name in ("parts", "seed"))
+    numbers = (str(known.get("parts", "?")), str(known.get("seed", "-" if known else "?")))
     return (kept.folder.name, kind, *numbers, cost.get(kind, "?"), balance, human(kept.nbytes), kept.state)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mggcn.graph.csr import Graph
 from mggcn.partition.base import Partition, PartitionStats
-from mggcn.partition.cache.cuts import EDGE_CUTS, LOCALITY_ORDERS, VERTEX_CUTS, is_kept
+from mggcn.partition.cache.cuts import EDGE_CUTS, LOCALITY_ORDERS, STREAM_CUTS, VERTEX_CUTS, is_kept
 from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.cut.partition import CutPartition, CutStats, cut_partition, cut_stats
 from mggcn.partition.locality.order import LocalitySettings
@@ -25,6 +25,7 @@ from mggcn.partition.order import assign, whole_graph
 from mggcn.partition.rows.partition import RowPartition, RowStats
 from mggcn.partition.rows.required import required_stats
 from mggcn.partition.statistics import tile_statistics
+from mggcn.partition.stream import StreamSettings
 
 
 def make_partition(
@@ -40,9 +41,11 @@ def make_partition(
         return CutPartition(VERTEX_CUTS.for_run(graph, LibraSettings(parts=ranks, seed=seed)), bins)
     if order == "locality":
         return RowPartition(LOCALITY_ORDERS.for_run(graph, LocalitySettings(parts=ranks, seed=seed)).owners)
+    if order in ("metis", "metis-balanced", "stream") and ranks == 1:
+        return RowPartition(whole_graph(graph.num_vertices))
+    if order == "stream":
+        return RowPartition(STREAM_CUTS.for_run(graph, StreamSettings(parts=ranks)).assignment())
     if order in ("metis", "metis-balanced"):
-        if ranks == 1:
-            return RowPartition(whole_graph(graph.num_vertices))
         even: MetisKind = "metis" if order == "metis" else "metis-balanced"
         settings = MetisSettings(parts=ranks, seed=seed % 2**31, kind=even)
         return RowPartition(EDGE_CUTS.for_run(graph, settings).assignment())

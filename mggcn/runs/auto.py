@@ -38,6 +38,7 @@ from mggcn.partition.make import make_partition
 from mggcn.partition.metis.run import MetisKind, MetisSettings
 from mggcn.partition.order import MAX_PARTS
 from mggcn.partition.rows.partition import row_owners
+from mggcn.partition.stream import StreamSettings
 from mggcn.planning.batch_sharing import BatchSizes, expected_sizes, with_batches
 from mggcn.planning.links import check_links
 from mggcn.planning.run import RunPlan, plan_run
@@ -45,7 +46,7 @@ from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
 
 ORDERS = ("random", "none")
-"""Orders that cost nothing to make; METIS's parts are a candidate where they are kept."""
+"""Orders that cost nothing to make; METIS's parts and a stream's are candidates where they are kept."""
 ORDER_EDGES = 50_000_000
 """Stored edges up to which an order by locality is made to be compared: some seconds; above, only a cached one is."""
 CUT_EDGES = 20_000_000
@@ -224,6 +225,8 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
     # A cached partition has at most MAX_PARTS parts.
     first = (config.data.splits, config.data.split) == ("main", 0)
     cuts: tuple[MetisKind, ...] = ("metis", "metis-balanced") if first else ("metis",)
+    if ranks <= MAX_PARTS and is_kept(graph, StreamSettings(parts=ranks).name):
+        orders = (*orders, "stream")
     for cut in cuts if ranks <= MAX_PARTS else ():
         if is_kept(graph, MetisSettings(parts=ranks, seed=seed % 2**31, kind=cut).name):
             orders = (*orders, cut)

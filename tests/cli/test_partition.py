@@ -18,11 +18,12 @@ from mggcn.errors import PlanError
 from mggcn.graph.store import open_store
 from mggcn.memory import units
 from mggcn.partition.cache import cuts
-from mggcn.partition.cache.cuts import EDGE_CUTS, LOCALITY_ORDERS, VERTEX_CUTS
+from mggcn.partition.cache.cuts import EDGE_CUTS, LOCALITY_ORDERS, STREAM_CUTS, VERTEX_CUTS
 from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.metis import run as metis
 from mggcn.partition.metis.run import MetisSettings
+from mggcn.partition.stream import StreamSettings
 from tests.cli.runs import refused, run_main
 from tests.partition.metis.test_run import needs_pymetis
 
@@ -66,6 +67,10 @@ def of_locality(s: Any) -> list[str]:
     ]
 
 
+def streamed(parts: int, seed: int) -> StreamSettings:
+    return StreamSettings(parts=parts)
+
+
 KINDS = [
     pytest.param("libra", "libra-{}-77-shuffled", VERTEX_CUTS.find_or_make, LibraSettings, of_libra, id="libra"),
     pytest.param(
@@ -80,6 +85,7 @@ KINDS = [
         id="metis-balanced",
         marks=needs_pymetis,
     ),
+    pytest.param("stream", "stream-{}", STREAM_CUTS.find_or_make, streamed, of_metis, id="stream"),
     pytest.param(
         "locality", "locality-{}-77", LOCALITY_ORDERS.find_or_make, LocalitySettings, of_locality, id="locality"
     ),
@@ -101,7 +107,8 @@ def test_a_cut_is_made_and_found_again(
 ) -> None:
     """Fails if the figures are not those of the cut that lies where the command says, or it is made twice."""
     capsys.readouterr()
-    command = ("partition", store, "--kind", kind, "--parts", parts, "--seed", 77, "--out", tmp_path)
+    seed = [] if kind == "stream" else ["--seed", 77]
+    command = ("partition", store, "--kind", kind, "--parts", parts, *seed, "--out", tmp_path)
     assert run_main(*command) == 0
     said = capsys.readouterr().out
     assert f"saved in {tmp_path / name.format(parts)}" in said
@@ -153,6 +160,10 @@ def test_what_is_refused(
     assert "invalid choice" in refused(capsys, "partition", store, "--parts", 2, "--edges", "sorted", *out)
     assert "invalid choice" in refused(capsys, "partition", store, "--parts", 2, "--kind", "hash", *out)
     assert "needs --parts P" in refused(capsys, "partition", store, *out)
+    by_stream = ("partition", store, "--kind", "stream", *out)
+    assert "--seed 5 would change nothing" in refused(capsys, *by_stream, "--parts", 2, "--seed", 5)
+    assert "Libra only, and a stream" in refused(capsys, *by_stream, "--parts", 2, "--edges", "stored")
+    assert "1 to 1024 parts, got 2000" in refused(capsys, *by_stream, "--parts", 2000)
     by_metis = ("partition", store, "--kind", "metis", *out)
     assert "applies to Libra only, and METIS" in refused(capsys, *by_metis, "--parts", 2, "--edges", "stored")
     by_locality = ("partition", store, "--kind", "locality", *out)
@@ -161,6 +172,7 @@ def test_what_is_refused(
         patch.setattr(units, "free_bytes", lambda: 1000)
         assert "1000 B are free" in refused(capsys, "partition", store, "--parts", 2, *out)
         assert "1000 B are free" in refused(capsys, *by_locality, "--parts", 2)
+        assert "1000 B are free" in refused(capsys, *by_stream, "--parts", 2)
         patch.setattr(metis, "require_pymetis", lambda: None)
         assert "1000 B are free" in refused(capsys, *by_metis, "--parts", 2)
     assert not (tmp_path / "cuts").exists()

@@ -123,16 +123,22 @@ def test_training_on_the_parts_of_metis(strategy: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(found[0].grads[name], expected, atol=1e-10 * (np.abs(expected).max() or 1))
 
 
-@needs_pymetis
-@pytest.mark.parametrize("order", ["metis", "metis-balanced"])
-def test_the_parts_of_metis_are_kept(order: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [
+        pytest.param("metis", "metis-2-1", marks=needs_pymetis),
+        pytest.param("metis-balanced", "metis-balanced-2-1", marks=needs_pymetis),
+        ("stream", "stream-2"),
+    ],
+)
+def test_parts_are_kept(order: str, name: str, tmp_path: Path) -> None:
     """Fails if training makes them anew, or auto does not compare what is at hand."""
     from mggcn.runs.auto import resolve_auto
 
     write_store(graph_of("disconnected"), tmp_path / "store")
     graph = open_store(tmp_path / "store")
     make_partition("rows", graph, ranks=2, order=order, seed=1, bins=1)
-    assert is_kept(graph, f"{order}-2-1")
+    assert is_kept(graph, name)
     _, choice = resolve_auto(Config(run=RunConfig(ranks=2, strategy="halo", order="auto")), graph)
     assert choice is not None
     assert order in {row.candidate.order for row in choice.rows}

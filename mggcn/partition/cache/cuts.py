@@ -3,7 +3,7 @@
 What is read is range-checked, since kernels follow it: a digest tells whether a file is as it was written, no more.
 
 Libra: parts uint64 (N, W), owner uint16 (N,), edge_part uint8 or uint16 (E,), edge_part_t unless the graph is symmetric.
-METIS: owner uint16 (N,). Order by locality: owner uint16 (N,), local int32 (N,).
+METIS, stream: owner uint16 (N,). Order by locality: owner uint16 (N,), local int32 (N,).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from mggcn.partition.locality.order import LocalityOrder, LocalitySettings, Loca
 from mggcn.partition.metis.edge_cut import EdgeCut, EdgeCutStatistics
 from mggcn.partition.metis.run import MetisSettings, metis
 from mggcn.partition.order import MAX_RANKS, Assignment
+from mggcn.partition.stream import StreamSettings, stream
 
 C = TypeVar("C")
 S = TypeVar("S", bound="Settings")
@@ -257,6 +258,13 @@ EDGE_CUTS: Final[Kind[MetisSettings, EdgeCut]] = Kind(
     read=_read_edge_cut,
     ratios=("cut_share", "nonzero_balance", "row_balance", "halo_share"),
     made_by=lambda: {"pymetis": metadata.version("pymetis")},
+)
+STREAM_CUTS: Final[Kind[StreamSettings, EdgeCut]] = Kind(
+    name="stream",
+    make=lambda graph, settings: stream(graph, settings),
+    arrays=EDGE_CUTS.arrays,
+    read=_read_edge_cut,
+    ratios=EDGE_CUTS.ratios,
 )
 LOCALITY_ORDERS: Final[Kind[LocalitySettings, LocalityOrder]] = Kind(
     name="locality",
