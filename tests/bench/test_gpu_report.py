@@ -11,6 +11,7 @@ from bench.gpu import report as gpu_report
 from bench.gpu import report_products
 from bench.gpu.graphs import CASES
 from bench.gpu.predict import epoch_work, from_ceilings, plan_case, total
+from bench.gpu.tasks import digest
 from mggcn.cost.machine import find_machine
 from mggcn.planning.op_cost import training_cost
 
@@ -84,6 +85,18 @@ def test_epochs_are_judged_against_the_fastest_way() -> None:
     cora = gpu_report.epoch_verdicts("cora 2x16", [epoch("mggcn", 1e-4, 0.5), epoch("PyG csr", 4e-4, 0.7)], {})
     assert judged(cora) == [("100.00", False)]
     assert "no PyG" in gpu_report.epoch_verdicts("cora 2x16", rows[:1], {})
+
+
+def test_a_part_beside_other_programs_is_marked() -> None:
+    """Fails if figures that others disturbed look like those of a quiet machine, or those of quiet ones are marked."""
+    start = {"kind": "start", "settings": {"scale": 1.0, "quick": False}, "digest": digest()}
+    parts = {
+        name: [start, {"kind": "end", "stopped": "", "taken_by_others": share}]
+        for name, share in (("ceilings", 0.3), ("epoch cora 2x16", 0.02))
+    }
+    text = gpu_report.how_it_went(parts)
+    assert "- ceilings: other programs took 30% of the cores: measure it again\n" in text
+    assert "- epoch cora" not in text
 
 
 def test_overlap_and_shapes() -> None:
