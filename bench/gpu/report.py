@@ -69,7 +69,9 @@ def how_it_went(parts: Parts, left_out: Sequence[str] = ()) -> str:
         dry = settings["scale"] != 1.0 or settings["quick"]
         notes = [stopped, f"{failed} measurements failed" if failed else ""]
         taken = rows[-1].get("taken_by_others", 0.0)
-        notes += [f"other programs took {taken:.0%} of the cores: measure it again" if taken > DISTURBED else ""]
+        notes += [
+            f"other programs took {taken:.0%} of the cores: measure it again" if taken > DISTURBED and not dry else ""
+        ]
         notes += ["other sources than now" if any(row["digest"] != digest() for row in starts) else ""]
         notes += [f"no measurement: scale {settings['scale']:g}" if dry else ""]
         text += f"- {name}: {'; '.join(filter(None, notes))}\n" if any(notes) else ""
