@@ -43,7 +43,7 @@ KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*
 LIMITS = (2**31 - 1, 65535, 65535)
 BLOCK_LIMITS = (1024, 1024, 64)
 SHARED_LIMIT = 48 * 1024
-STACKS_BYTES = 1024 * 64 * 1024
+STACKS_BYTES = 1024 * (64 * 1024 + 5 * 64)
 SPARE_BYTES = 1 << 20
 """Below the stacks: what overflows the lowest one must not reach Python's own objects, which the system maps there."""
 _thread = threading.local()

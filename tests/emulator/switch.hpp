@@ -9,7 +9,7 @@
 
 namespace emulate {
 
-constexpr size_t kStack = 64 * 1024;
+constexpr size_t kStack = 64 * 1024 + 5 * 64;
 constexpr uint64_t kStackEnd = 0x5eed0fa57ac4e4d0ull;
 
 // The lowest word of a stack: an overflow is a message, not another fiber's variables.
