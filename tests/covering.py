@@ -1,14 +1,14 @@
-"""Which cases of a parametrised test the fast suite runs: a covering array; `make test-all` runs the product.
+"""Which cases of a parametrised test a suite runs: covering arrays; `-m slow` runs the rest of the product.
 
-    @pytest.mark.covering(2)  # every pair of values of two parameters occurs in some case
+    @pytest.mark.covering(1)  # `make test`: every value of a parameter occurs in some case
     @pytest.mark.parametrize(...)
 
-Parameters that are tuples, fixtures' too, count as one factor for each element. The cases left out are marked `full`.
+`make test-all` runs every pair of values of two parameters in some case. Where that takes long, `covering(0, rest=1)` has
+it run every value, and `covering(1, rest="slow")` what `make test` runs. What only `make test-all` runs is marked `full`.
+Parameters that are tuples, fixtures' too, count as one factor for each element.
 Cases of a GPU have an array of their own: where there is none, they cover nothing.
-Where the whole product takes long, `make test-all` runs a covering array too: `covering(0, rest=1)` one of strength 1, and
-`covering(2, rest="slow")` that of `make test`; the other cases are left to `-m slow`.
 Where the product is out of reach, `pairwise` chooses the cases themselves.
-Of what a test goes through in a loop, the fixture `sample` draws a part, four times as much for `make test-all`.
+Of what a test goes through in a loop, the fixture `sample` draws a part, twice as much for `make test-all`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ Value = tuple[str, Any]
 """A factor with one of its values."""
 DRAWS = 10
 """Draws of which `pairwise` takes the best: of models, 40 save one case in ten and take four times as long."""
+PAIRS = 2
+"""Strength of the arrays of `make test-all`."""
 ELSEWHERE = ("nccl", "slow", "full")
 """Marks of cases that neither suite may run: they cover nothing."""
 
@@ -39,13 +41,12 @@ def mark_full(items: Iterable[pytest.Item]) -> None:
     for item in items:
         marker = item.get_closest_marker("covering")
         if marker and isinstance(item, pytest.Function) and not any(map(item.get_closest_marker, ELSEWHERE)):
-            on_gpu, rest = item.get_closest_marker("cuda") is not None, marker.kwargs.get("rest", "full")
+            on_gpu, rest = item.get_closest_marker("cuda") is not None, marker.kwargs.get("rest", PAIRS)
             tests[on_gpu, item.nodeid.partition("[")[0], rest, *marker.args].append(item)
     for (_, name, rest, strength), cases in tests.items():
         rows = [factors(case.callspec.params) for case in cases]
         fast = covering(rows, strength, name)
-        everything = {"full": set(range(len(cases))), "slow": fast}
-        more = fast | covering(rows, rest, name) if isinstance(rest, int) else everything[rest]
+        more = fast if rest == "slow" else fast | covering(rows, rest, name)
         for number, case in enumerate(cases):
             if number not in fast:
                 case.add_marker("full")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUITE = """
 import pytest
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("a", range(3))
 @pytest.mark.parametrize("pair", [("x", 1), ("y", 2)])
 @pytest.mark.parametrize("c", [0, 1, pytest.param(2, marks=pytest.mark.cuda)])
@@ -114,22 +114,28 @@ sys.exit(pytest.main(["--collect-only", "-q", "tests/backend", "tests/cuda", "te
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
+def products(cases: set[str]) -> set[str]:
+    return {case for case in cases if "test_product" in case}
+
+
 def arrays(cases: set[str]) -> set[str]:
     return {case for case in cases if "test_two_arrays" in case}
 
 
 @pytest.mark.full
 def test_each_suite_runs_what_it_should(tmp_path: Path) -> None:
-    """Fails if the fast suite runs what is full, or everything leaves out a case or a part of a loop."""
+    """Fails if the fast suite runs what is full, test-all leaves out a pair, or -m "" a case or a part of a loop."""
     fast, sampled = run(tmp_path)
     everything, whole = run(tmp_path, "-m", "not slow")
     slow, loop = run(tmp_path, "-m", "")
-    assert len(everything) - len(arrays(everything)) == 12 + 2
+    numbers = [len(products(cases)) for cases in (fast, everything, slow)]
+    assert numbers[::2] == [3, 12]
+    assert 6 <= numbers[1] <= 8
     assert [len(arrays(cases)) for cases in (fast, everything, slow)] == [1, 3, 6]
-    assert fast < everything
+    assert fast < everything < slow
     assert "test_suite.py::test_full" in everything - fast
-    assert 6 + 1 <= len(fast - arrays(fast)) <= 8 + 1
-    assert len(json.loads(whole)) == 24
+    assert len(fast - arrays(fast) - products(fast)) == 1
+    assert len(json.loads(whole)) == 12
     assert json.loads(loop) == list(range(50))
     assert len(json.loads(sampled)) == 6
     left_out = min(everything - fast - {"test_suite.py::test_full"})

@@ -194,7 +194,7 @@ def assert_dense(
     return forward, backward
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

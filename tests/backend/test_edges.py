@@ -112,7 +112,7 @@ def consistent(case: EdgeCase, values: np.ndarray, winners: np.ndarray, extremes
     return True
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reducer", REDUCERS)
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_and_reducer(backend: KernelBackend, op: Op, reducer: Reducer) -> None:
@@ -155,7 +155,7 @@ def check_gradient(
             assert guards_hold(whole, out, 1)
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("partial", PARTIALS)
 @pytest.mark.parametrize("of", OFS)
 def test_every_gradient(backend: KernelBackend, of: Of, partial: Partial) -> None:

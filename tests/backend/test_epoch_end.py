@@ -113,7 +113,7 @@ def test_steps_equal_plain_torch(backend: KernelBackend, kind: str, decay_on: st
     assert not weights.flat[covered == 0].any()
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("clip_norm", [1e-3, 40.0, 1e9])
 @pytest.mark.parametrize("kind", KINDS)
 def test_clipped_steps_equal_torch(backend: KernelBackend, kind: str, clip_norm: float) -> None:
@@ -194,7 +194,7 @@ BAD = {
 }
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("clip_norm", [0.0, 5.0])
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,7 +39,7 @@ def rounded(backend: KernelBackend, z: np.ndarray) -> np.ndarray:
     return host(torch.from_numpy(z).to(backend.dtype))
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", [padded, skewed])
 @pytest.mark.parametrize("classes", [1, 2, 7, 41, 6200])
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1e4, 0.0])
@@ -172,7 +172,7 @@ def test_prediction_among_what_is_not_finite(backend: KernelBackend) -> None:
     assert predictions.tolist() == np.bincount([best for _, best in cases], minlength=3).tolist()
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("classes", [1, 2, 7, 41, 6200])
@@ -237,7 +237,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ENTRY_LOSSES)
 @pytest.mark.parametrize("make", [padded, skewed])
 @pytest.mark.parametrize("columns", [1, 2, 7, 130, 6200])

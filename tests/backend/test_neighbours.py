@@ -64,7 +64,7 @@ def numbers(rows: torch.Tensor) -> np.ndarray:
     return host(rows.view({4: torch.int32, 8: torch.int64}[rows.itemsize]))
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("case", BATTERY, **NAMES)
 @pytest.mark.parametrize("order", ["whole", "forwards", "backwards"])
 @pytest.mark.parametrize("ties", [False, True])
@@ -235,7 +235,7 @@ class Problem:
         return result
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("case", BATTERY, **NAMES)
 @pytest.mark.parametrize("order", ["whole", "forwards", "backwards"])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -95,7 +95,7 @@ def multiply(backend: KernelBackend, case: Case, cols: int, weighted: bool, **op
     return out, expected if epilogue is None else finished(expected, epilogue)
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("case", BATTERY, **NAMES)
 def test_spmm_matches_float64(backend: KernelBackend, case: Case, sample: Any) -> None:
     """Fails on a wrong row pointer, a dropped long row, a lost accumulate, a tail of columns or a write outside."""

@@ -70,7 +70,7 @@ def there_and_back(part: PartitionedGraph, x: Tensor, g: Tensor) -> tuple[Tensor
     return part.gather(z).cpu(), part.total(every).cpu()
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

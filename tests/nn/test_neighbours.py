@@ -71,7 +71,7 @@ def compare(found: list[tuple[Tensor, list[Tensor]]], z: Tensor, inputs: tuple[T
             torch.testing.assert_close(grad, x.grad, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -91,7 +91,7 @@ def test_the_maximum_and_its_gradient(where: Where, strategy: str, ranks: int, s
         compare(found, sign * dense_maximum(edges_of(graph, loops), sign * x), (x,), g)
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "slice"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -179,7 +179,7 @@ def multigraph(n: int = 37) -> tuple[Graph, Tensor]:
     return mggcn.load(Data(edge_index=edges, num_nodes=n)), counts
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "slice"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

@@ -76,7 +76,7 @@ def check(graph: Graph, ranks: int, cols: int, bases: int, seed: int, where: Whe
     compare(found, dense(graph, *inputs), inputs, g)
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

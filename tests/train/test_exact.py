@@ -68,7 +68,7 @@ def graph_of(kind: str, depth: int, sparse: bool) -> Graph:
     )
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("where", "cell"), everywhere(OUTER, lambda number: number % 5 == 2))
 def test_gradients_equal_autograd(where: Where, cell: tuple[int, int, str]) -> None:
     """Fails on a skipped SpMM, a transposed tile, a wrong scale, a lost bias, a mask that depends on the partition."""
@@ -84,7 +84,7 @@ ROW_STRATEGIES = [name for name, strategy in STRATEGIES.items() if strategy.kind
 OTHER_CELLS = [(name, cell) for name in OTHERS for cell in OUTER]
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("where", "case"), everywhere(OTHER_CELLS, lambda number: number % 11 == 7))
 def test_gradients_of_other_strategies_equal_autograd(where: Where, case: tuple[str, tuple[int, int, str]]) -> None:
     """Fails if a strategy loses a row, sends it to the wrong place, or multiplies A where A^T is due."""
@@ -109,7 +109,7 @@ def test_the_sample_covers_every_pair() -> None:
 HOSTILE = list(itertools.product((1, 3, 5), ("empty", "path", "star", "hub-row", "disconnected"), (True, False)))
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("where", "case"), everywhere(HOSTILE, lambda number: number % 3 == 1))
 def test_gradients_on_hostile_graphs(where: Where, case: tuple[int, str, bool]) -> None:
     """Fails where empty rows, one dense row or a rank without edges are special."""
@@ -124,7 +124,7 @@ def test_gradients_on_hostile_graphs(where: Where, case: tuple[int, str, bool]) 
 OTHER_HOSTILE = list(itertools.product(OTHERS, (1, 2, 3, 5), ("empty", "path", "star", "hub-row", "disconnected")))
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("where", "case"), everywhere(OTHER_HOSTILE, lambda number: number % 7 == 3))
 def test_gradients_of_other_strategies_on_hostile_graphs(where: Where, case: tuple[str, int, str]) -> None:
     """Fails where a rank sends or needs nothing, everything, or rows without edges."""
@@ -138,7 +138,7 @@ def test_gradients_of_other_strategies_on_hostile_graphs(where: Where, case: tup
 LOCAL = list(itertools.product((1, 2, 3), ("empty", "path", "star", "hub-row", "disconnected"), ROW_STRATEGIES))
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("where", "case"), everywhere(LOCAL, lambda number: number % 9 == 4))
 def test_gradients_under_an_order_by_locality(where: Where, case: tuple[int, str, str]) -> None:
     """Fails if rows of another order than the vertices', or parts of different sizes, get each other's numbers."""
@@ -152,7 +152,7 @@ def test_gradients_under_an_order_by_locality(where: Where, case: tuple[int, str
 CHOICES = list(itertools.product(("gemm-first", "aggregate-first"), ("auto", "dense", "sparse"), (True, False)))
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("where", "case"), everywhere(CHOICES, lambda number: number % 3 == 0))
 def test_gradients_for_every_choice(where: Where, case: tuple[str, str, bool]) -> None:
     """Fails if a forced order of products or a forced kind of features takes another path wrongly."""

@@ -84,7 +84,7 @@ MODELS: list[dict[str, Any]] = [
 SORTS = (("directed", False), ("weighted", True), ("random", True))
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_gradients_are_near_autograd(where: Where, cell: tuple[str, int, str]) -> None:

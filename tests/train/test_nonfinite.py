@@ -55,7 +55,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, kind: type[Any], layer: int, rank: in
     monkeypatch.setattr(kind, "run", run)
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(("kind", "layer"), [(Linear, 2), (Linear, 3), (WeightGrad, 2)])

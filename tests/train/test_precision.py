@@ -95,7 +95,7 @@ def test_bf16_gradients_are_near(where: Where, ranks: int, sparse: bool, narrow:
         assert 1e-6 < error < 0.03, (name, error)
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("narrow", ["bf16", "mixed"])
 @pytest.mark.parametrize("ranks", [1, 3])

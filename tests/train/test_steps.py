@@ -118,7 +118,7 @@ HOW: dict[str, tuple[float, dict[str, Any], tuple[int, int]]] = {
 }
 
 
-@pytest.mark.covering(1, rest=2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("vary", [True, False], ids=["other sizes", "equal sizes"])
