@@ -31,6 +31,7 @@ from tests.graphs import make_graph, on_ranks
 BOUND = 64 << 10
 QUIET = 2**63
 VERTICES = 17_000  # four bytes for each are more than BOUND
+HIDDEN = (80, 80)  # all weights together are more than BOUND, too
 WARM_UP, EPOCHS = 2, 2
 CASES: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -105,7 +106,7 @@ def config_of(case: str) -> Config:
     transport = "threads" if ranks > 1 else "single"
     run = RunConfig(ranks=ranks, threads=2 // ranks, transport=transport, **given)
     sample = SampleConfig(batch=batch, fanout=(8, 5, 3) if batch else (), **drawn)
-    return Config(model=ModelConfig(hidden=(128, 128), **chosen), train=train, sample=sample, run=run)
+    return Config(model=ModelConfig(hidden=HIDDEN, **chosen), train=train, sample=sample, run=run)
 
 
 def fewer_seeds(graph: Graph) -> Graph:
