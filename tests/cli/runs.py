@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from mggcn.cli.entry import main
+from mggcn.host import python
 
 CORA = ["--threads", "1", "--seed", "90210", "--set", "model.hidden=16", "--set", "model.dropout=0.5"]
 """Settings of the runs on cora that are compared with each other."""
@@ -40,9 +41,10 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 
     return err
 
 
-def start(*arguments: object, module: Sequence[str] = ("mggcn",)) -> subprocess.Popen[str]:
-    """Start `python -m mggcn ...` as a process."""
-    command = [sys.executable, "-m", *module, *(str(a) for a in arguments)]
+def start(*arguments: object, module: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start `mggcn ...`, or another module, as a process; mggcn is a fork of this one (tests/forked.py)."""
+    command = [sys.executable, "-m", *module] if module else python("mggcn")
+    command += [str(a) for a in arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -64,7 +64,7 @@ def test_a_run_killed_at_any_write_goes_on_with_the_same_bits(
 ) -> None:
     """Fails if a kill in set-up, while a checkpoint is written or at the end loses more than the last epochs, or a bit."""
     cases: list[dict[str, Any]] = []
-    kills = sample(range(1, 73), 3)
+    kills = sample(range(1, 73), 6)
     for at in kills:
         folder = tmp_path / f"killed-{at}"
         cases.append({"kill_at": at, "command": train(community, folder)})
@@ -95,7 +95,7 @@ def test_a_run_killed_at_any_write_goes_on_with_the_same_bits(
 )
 def test_a_full_disk_is_one_line(more: list[str], community: Path, tmp_path: Path, sample: Any) -> None:
     """Fails if a write that the disk refuses ends in a traceback, in silence, or takes a checkpoint that stood."""
-    sizes = [0, *sample((int(40 * 1.6**k) for k in range(12)), 2), 20_000, 10**7]
+    sizes = [0, *sample((int(40 * 1.6**k) for k in range(12)), 4), 20_000, 10**7]
     runs = [tmp_path / f"full-{size}" for size in sizes]
     ended = run_cases(
         tmp_path,
@@ -118,7 +118,7 @@ def test_a_full_disk_is_one_line(more: list[str], community: Path, tmp_path: Pat
 @pytest.mark.full
 def test_an_allocation_that_fails_is_one_line(community: Path, tmp_path: Path, sample: Any) -> None:
     """Fails if the n-th allocation of a rank, for any n, ends in a traceback or a hang, on one rank or on three."""
-    moments = [*sample(range(1, 14), 2), 10**6]
+    moments = [*sample(range(1, 14), 4), 10**6]
     cases = [
         {"allocate": at, "command": [*train(community, tmp_path / f"{ranks}-{at}"), *several]}
         for ranks, several in ((1, []), (3, ["--ranks", "3", "--transport", "threads"]))

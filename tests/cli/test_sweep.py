@@ -100,7 +100,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixt
     grid = tmp_path / "grid.toml"
     grid.write_text("[model]\nhidden = [8]\n[train]\nepochs = 250\n[grid]\ntrain.lr = [0.02, 1e-6]\n")
     one = ["--at-once", 1, "--set", "train.checkpoint_every=5"]
-    process = start("sweep", grid, tmp_path / "store", *one, "--out", tmp_path / "parts")
+    process = start("sweep", grid, tmp_path / "store", *one, "--out", tmp_path / "parts", module=("mggcn",))
     first = tmp_path / "parts" / "trials" / "001"
     while saved_epochs(first) < 5 and process.poll() is None:
         time.sleep(0.01)
