@@ -170,9 +170,11 @@ def _order_stats(plan: RunPlan, rows: int) -> tuple[float | None, float | None]:
 
 
 def _row_15d(candidates: Sequence[Candidate], machine: Machine) -> Row | None:
-    """The 1.5D partition beside the first broadcast; None without one, or on a single rank."""
+    """The 1.5D partition beside the first broadcast; None without one, on a single rank, or of batches, whose steps have no
+    broadcast.
+    """
     base = next((c for c in candidates if c.strategy == "broadcast" and c.plan is not None), None)
-    if base is None or base.plan is None or len(base.plan.ranks) == 1:
+    if base is None or base.plan is None or len(base.plan.ranks) == 1 or base.plan.config.sample.batch:
         return None
     candidate = Candidate(strategy="1.5D broadcast", order=base.order, partition=base.partition, exact=True, plan=None)
     found = analyse_15d(machine, len(base.plan.ranks))
@@ -213,7 +215,8 @@ def _reason(best: Row, rows: Sequence[Row], near: int, rank: Rank) -> str:
 
 def _order_reason(best: Row, others: Sequence[Row], near: int, rank: Rank) -> str:
     """Compare the order of the chosen row with the next best one under the same strategy."""
-    same = [row for row in others if row.candidate.strategy == best.candidate.strategy and row.near is not None]
+    alike = [row for row in others if row.candidate.strategy == best.candidate.strategy and row.near is not None]
+    same = [row for row in alike if row.candidate.order != best.candidate.order]
     other = min(same, key=rank, default=None)
     if other is None or best.near is None:
         return ""

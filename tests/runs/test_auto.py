@@ -118,6 +118,9 @@ def test_links_decide_whether_ranks_share_batches(factor: float, chosen: str) ->
         recorded = next(entry for entry in content["candidates"] if entry.get("batches") == way)
         assert recorded["batch"]["epoch_seconds"] == row.seconds
     assert f"{chosen} batches is chosen" in choice.reason
+    # One order is compared with no other, and no step has a broadcast that 1.5D would change.
+    assert "of those of order" not in choice.reason
+    assert len(choice.rows) == 2
 
 
 def test_order_and_batches_are_chosen_together() -> None:
