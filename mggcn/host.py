@@ -89,18 +89,22 @@ def process_bytes(name: str, root: Path = Path("/")) -> int:
 
 
 def mapped_bytes(root: Path = Path("/")) -> int:
-    """Return the resident bytes of arrays that are mapped from files (.npy): the system takes them back as it needs."""
+    """Return the resident bytes that are not this process's alone: of arrays that are mapped from files (.npy), which the
+    system takes back as it needs, and of memory that ranks share (comm/shared_memory.py) the part that others count.
+    """
     try:
         lines = (root / "proc/self/smaps").read_text().splitlines()
     except OSError:
         return 0
-    total, array = 0, False
+    total, array, shared = 0, False, False
     for line in lines:
         first, *rest = line.split(maxsplit=5)
         if not first.endswith(":"):
-            array = ".npy" in line
-        elif array and first == "Rss:":
+            array, shared = ".npy" in line, "memfd:mggcn-" in line
+        elif (array or shared) and first == "Rss:":
             total += int(rest[0]) * 1024
+        elif shared and first == "Pss:":  # each page divided by the maps that have it
+            total -= int(rest[0]) * 1024
     return total
 
 

@@ -119,8 +119,9 @@ def _of_all(run: Trained, wanted: Wanted, other: Graph | None) -> Scores:
     if run.in_process:
         state = run.state(wanted.weights)
         if layer is not None:
-            planned = predicting.plan_layer(run.config, run.graph, run.plan.shape, layer)
-            return predicting.scores_here(*planned, predicting.weights_in(planned[2], state))
+            limit = predicting.limit_of(run.config)
+            planned = predicting.plan_layer(run.config, run.graph, run.plan.shape, layer, limit)
+            return predicting.scores_here(*planned, predicting.weights_in(planned[2], state), layer=layer)
         kept = run.rank if run.config.run.ranks == 1 else None
         scores = predicting.scores_here(run.config, run.graph, run.plan, run.partition, state, kept)
         return prediction_files.probabilities_of(scores, run.plan.shape.task) if wanted.probabilities else scores
@@ -143,20 +144,24 @@ def score(
     other: Graph | None = None,
     layer: int | None = None,
 ) -> Scores:
-    """Score the run's graph, or another one, on one rank of this process, with given weights. Raises: ConfigError."""
+    """Score the run's graph, or another one, on one rank of this process, with given weights.
+
+    Raises: ConfigError; PlanError if that needs more memory than there is.
+    """
     tensors = state if isinstance(state, Mapping) else weights_of_module(state, run.config.model)
     config = with_named(run.config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-    graph = run.graph if other is None else other
+    graph, limit = run.graph if other is None else other, predicting.limit_of(config)
     if layer is None:
         config, graph = predicting.for_scoring(config, graph, run.plan.shape)
-        plan, partition = plan_graph(config, graph)
+        plan, partition = plan_graph(config, graph, limit=limit)
         if run.plan.shape.task == "links":  # embeddings need no decoder
             tensors = predicting.weights_in(plan, tensors)
     else:
-        config, graph, plan, partition = predicting.plan_layer(config, graph, run.plan.shape, layer)
+        config, graph, plan, partition = predicting.plan_layer(config, graph, run.plan.shape, layer, limit)
         tensors = predicting.weights_in(plan, tensors)
-    require_fit(plan, memory_limit(config))
-    scores = predicting.scores_here(config, graph, plan, partition, tensors)
+    if config.run.device != "cpu":  # on CPUs what does not fit is scored by blocks
+        require_fit(plan, memory_limit(config))
+    scores = predicting.scores_here(config, graph, plan, partition, tensors, layer=layer)
     return prediction_files.probabilities_of(scores, run.plan.shape.task) if probabilities else scores
 
 

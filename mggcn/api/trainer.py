@@ -205,7 +205,7 @@ class Trainer:
 
     @property
     def config(self) -> Config:
-        """All settings, with every `auto` replaced by what was chosen."""
+        """All settings, with every `auto` replaced by what was chosen, but train.evaluate's, decided for each graph."""
         return self._config
 
     @property
@@ -392,6 +392,7 @@ class Trainer:
     ) -> npt.NDArray[Any]:
         """Return the scores of every vertex, (N, C) in the run's precision, in the graph's own order; embeddings of links.
 
+        On a CPU a graph that does not fit into memory as a whole is scored layer by layer, over blocks of its vertices.
         Cost: one forward pass, of `vertices` over their neighbourhood.
 
         Args:
@@ -411,6 +412,7 @@ class Trainer:
             RunError: Nothing was trained yet.
             ConfigError: `weights` is neither "best" nor "last", the other graph's features or relations differ, numbers
                 were to be classes, or there is no such layer or vertex.
+            PlanError: The scores of all vertices need more memory than there is.
         """
         _check_weights(weights)
         wanted = scoring.Wanted(weights=weights, probabilities=probabilities, classes=classes, layer=layer)

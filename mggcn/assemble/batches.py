@@ -24,7 +24,8 @@ from mggcn.feed.sampled import SampledFeed
 from mggcn.feed.seeds import RankSeeds
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
-from mggcn.memory.device import STORAGE, scale_dtype
+from mggcn.memory.device import STORAGE, scale_dtype, threads_of
+from mggcn.partition.rows.shard import ShardOptions
 from mggcn.planning.batches import (
     gather_threads,
     hops_back,
@@ -61,6 +62,18 @@ def norm_of(config: Config, graph: Graph) -> NormScales | None:
     if not model.aggregates:
         return None
     return NormScales(graph.adj_t.untyped(), model.norm, self_loops=model.self_loops, real=real)
+
+
+def shard_options(config: Config) -> ShardOptions:
+    """Return how a run's ranks read the graph."""
+    model = config.model
+    return ShardOptions(
+        aggregates=model.aggregates,
+        norm=model.norm,
+        self_loops=model.self_loops,
+        dtype=scale_dtype(config.run.precision),
+        threads=threads_of(config.run),
+    )
 
 
 def sampled_feed(

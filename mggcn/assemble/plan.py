@@ -47,7 +47,7 @@ from mggcn.planning.batches import check_batches, pads_batches
 from mggcn.planning.links import check_links
 from mggcn.planning.record import plan_from_dict
 from mggcn.planning.run import RunPlan, plan_run
-from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
+from mggcn.planning.shape import GraphShape, graph_shape, in_blocks, partition_stats
 from mggcn.planning.shared import Shared, partition_key
 from mggcn.planning.task import resolve_task
 from mggcn.train.tensorboard import require_tensorboard
@@ -266,7 +266,8 @@ def plan_graph(
         stack = stack_for(config, graph, shape, row_owners(partition).owner)
 
     def planned(of: Config) -> RunPlan:
-        return plan_run(of, shape, stats, strategy, nccl, network, figures, stack)
+        sizes = in_blocks(shape, graph, of) if of.evaluates_by_blocks else shape
+        return plan_run(of, sizes, stats, strategy, nccl, network, figures, stack)
 
     return with_evaluation(config, planned, limit), partition
 
@@ -274,6 +275,7 @@ def plan_graph(
 def with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit: int | None) -> RunPlan:
     """Return the plan with the evaluation that train.evaluate names; auto: over the whole graph, unless it does not fit.
 
+    Its configuration is `config`: what auto chose is the plan's alone, so that it is decided anew for every graph.
     Raises: ConfigError for blocks in a run without batches, or whose ranks share no memory.
     """
     ranks, asked = config.run.ranks, config.sample.batch and config.train.evaluate != "whole"
@@ -292,7 +294,7 @@ def with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit:
         return planned(config)
 
     def by(how: Literal["whole", "blocks"]) -> RunPlan:
-        return planned(dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate=how)))
+        return dataclasses.replace(planned(config.evaluating(how)), config=config)
 
     plan = by("whole")
     # Before the limit, which asks a GPU that another machine may have.

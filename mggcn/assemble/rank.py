@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
-from mggcn.assemble.batches import mapped_once, norm_of, sampled_feed
+from mggcn.assemble.batches import mapped_once, norm_of, sampled_feed, shard_options
 from mggcn.assemble.first_sums import compute_first_sums
 from mggcn.assemble.links import link_feed, link_scores, pair_loader
 from mggcn.assemble.plan import threads_per_rank
@@ -21,7 +23,7 @@ from mggcn.backend.cuda.base import Device
 from mggcn.backend.cuda.driver import visible_gpus
 from mggcn.backend.sparse_products import WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
-from mggcn.blocks.block import WHOLE, Stack
+from mggcn.blocks.block import OWNED, WHOLE, Stack
 from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.comm.gather import refuse_shared
@@ -34,8 +36,8 @@ from mggcn.feed.labels import read_labels
 from mggcn.feed.norm_scales import NormScales
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import SPLITS, evaluated_rows
-from mggcn.memory.device import REAL, TF32_PARTS, not_captured, scale_dtype
-from mggcn.model.runtime import Inputs, Target
+from mggcn.memory.device import REAL, TF32_PARTS, not_captured
+from mggcn.model.runtime import Inputs, Rows, Target
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Assignment, whole_graph
 from mggcn.partition.rows.partition import row_owners
@@ -47,7 +49,7 @@ from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
 from mggcn.planning.task import COUNTED
 from mggcn.train.batches import BatchLoader
-from mggcn.train.by_blocks import BlockEvaluator, EvaluatedGraph, required_rows
+from mggcn.train.block_evaluator import BlockEvaluator, EvaluatedGraph, SplitScores, required_rows
 from mggcn.train.engine import Stop
 from mggcn.train.epoch import LoadBatch
 from mggcn.train.inputs import load_inputs
@@ -154,7 +156,7 @@ def make_rank(
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
     load: LoadBatch = _unchanged
-    by_blocks: BlockEvaluator | None = None
+    by_blocks: SplitScores | None = None
     if plan.stack is not None:
         graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
         rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)
@@ -164,7 +166,7 @@ def make_rank(
         labels = None if targets is None else targets.read
         feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, rows, norm, backend, sums, labels)
         load = _loader(context, runtime, feed.stack or plan.stack, rows, norm, targets)
-        by_blocks = _block_evaluator(context, runtime, rows, norm)
+        by_blocks = _split_scores(context, runtime, rows, norm)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
@@ -174,7 +176,7 @@ def make_rank(
     room = pair_room(config, plan.shape, rank_plan.sizes.owned, None) if keeps_pairs(config) else None
     # Where they are not kept in one place, pairs of vertices are others in every step.
     alike = pads_batches(config) if feed.stack is not None else not graph.links or room is not None
-    ranking: RankingScores | LinkScores | None = _ranking_scores(context, inputs)
+    ranking: RankingScores | LinkScores | None = _ranking_scores(context, runtime.inputs)
     if graph.links:
         if not pads_batches(config):
             load = pair_loader(config, graph, runtime, load, room).load
@@ -197,16 +199,24 @@ def make_rank(
     return Rank(trainer, counted, rank_plan, watch, feed)
 
 
-def _block_evaluator(
+def _split_scores(
     context: _RankContext, runtime: RankRuntime, rows: VertexFeatures, norm: NormScales | None
-) -> BlockEvaluator | None:
-    """Return what evaluates by blocks, if the plan does. rows: features, of the graph that batches read. Collective."""
+) -> SplitScores | None:
+    """Return what evaluates by blocks, if the plan does, and leave the rank with inputs of vertices in splits alone.
+
+    rows: features, of the graph that batches read. Collective.
+    """
     plan, config, graph = context.rank_plan.by_blocks, context.config, rows.graph
     if plan is None:
         return None
-    options, evaluated = context.shard_options, evaluated_rows(graph, config.data.splits, config.data.split)
+    options, evaluated = shard_options(config), evaluated_rows(graph, config.data.splits, config.data.split)
     if graph.links:
         evaluated[:] = True  # any vertex may be the end of a link
+    owned = runtime.inputs.owned
+    mine = np.flatnonzero(evaluated[owned.ids.numpy()])
+    index, target = torch.from_numpy(mine), owned.target
+    some = Rows(ids=owned.ids[index], target=None if target is None else target.rows(index))
+    runtime.inputs = dataclasses.replace(runtime.inputs, rows={**runtime.inputs.rows, OWNED: some})
     read = EvaluatedGraph(
         adj_t=graph.adj_t,
         features=rows,
@@ -215,8 +225,8 @@ def _block_evaluator(
         everyone=whole_graph(graph.num_vertices),
         required=required_rows(graph, evaluated, len(plan.blocks), options.threads),
     )
-    owned = context.local_index.owned(context.comm.rank)
-    return BlockEvaluator(plan, read, runtime, runtime.programs["train"].arena, owned)
+    evaluator = BlockEvaluator(plan, read, runtime, runtime.programs["train"].arena)
+    return SplitScores(evaluator, plan, read.required[-1], some.ids.numpy(), context.backend)
 
 
 def _unchanged(batch: Batch) -> None:
@@ -281,14 +291,7 @@ class _RankContext:
 
     @property
     def shard_options(self) -> ShardOptions:
-        model = self.config.model
-        return ShardOptions(
-            aggregates=model.aggregates,
-            norm=model.norm,
-            self_loops=model.self_loops,
-            dtype=scale_dtype(self.config.run.precision),
-            threads=threads_per_rank(self.config),
-        )
+        return shard_options(self.config)
 
 
 def _thread_choice(config: Config, backend: KernelBackend, first: int) -> ThreadChoice | None:

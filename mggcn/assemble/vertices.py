@@ -45,7 +45,7 @@ from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs, Rows, Sizes
 from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.batches import reads_weights
-from mggcn.planning.by_blocks import TYPED_BYTES, layer_values
+from mggcn.planning.block_evaluation import TYPED_BYTES, layer_values
 from mggcn.planning.shape import GraphShape
 from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind
 from mggcn.train.targets import ClassTarget

@@ -103,7 +103,8 @@ class TrainConfig:
     evaluate: Literal["auto", "whole", "blocks"] = "auto"
     """How a run on batches computes scores, exactly either way. whole: by the whole graph's program, which needs memory for
     the graph, its features and a layer of all vertices; blocks: layer by layer, over some vertices and all of their
-    in-neighbours at a time, with features and edges read from the store; auto: whole where it fits."""
+    in-neighbours at a time, with features and edges read from the store; auto: whole where it fits, decided for each graph
+    that is trained on or predicted."""
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] = "auto"
     """Mean over the training vertices, or over their known entries. auto: cross_entropy for classes, bce (cross-entropy of
     each label) for several labels a vertex, mse (squared error) for numbers; mae is the absolute error."""
@@ -361,8 +362,12 @@ class Config:
 
     @property
     def evaluates_by_blocks(self) -> bool:
-        """Whether scores are computed layer by layer, not by the whole graph's program."""
+        """Whether scores are to be computed layer by layer, not by the whole graph's program; not if that is left open."""
         return self.train.evaluate == "blocks"
+
+    def evaluating(self, how: Literal["auto", "whole", "blocks"]) -> Config:
+        """Return the same settings with another train.evaluate."""
+        return dataclasses.replace(self, train=dataclasses.replace(self.train, evaluate=how))
 
     @property
     def reads_whole_batches(self) -> bool:

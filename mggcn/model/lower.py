@@ -16,7 +16,7 @@ from mggcn.memory.arena import BufferSpec, place
 from mggcn.model.choices import LayerChoice
 from mggcn.model.kinds.aggregate import SLOT, Aggregate, Panel, Part
 from mggcn.model.kinds.combine import Own
-from mggcn.model.kinds.ends import Input, Keep, Kept, Loss
+from mggcn.model.kinds.ends import Input, Loss, StageInput, StageOutput
 from mggcn.model.program import Program
 from mggcn.model.rewrite.storage import block_rows
 from mggcn.model.runtime import Sizes
@@ -55,9 +55,9 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
     names, storage = _names(order), _Storage(order, sizes, reuse)
     ops: list[Op] = []
     for index, value in enumerate(order):
-        if isinstance(value.kind, Input | Keep):
+        if isinstance(value.kind, Input | StageOutput):
             continue
-        if isinstance(value.kind, Kept):
+        if isinstance(value.kind, StageInput):
             storage.of[value] = value.kind.name
             continue
         if isinstance(value.kind, Own):
@@ -68,7 +68,7 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
             (whole,) = value.operands
             purpose = value.kind.purpose
             inside = f"{names[whole]}.{purpose}" if purpose else storage.of[whole.operands[0]]
-            storage.of[value] = storage.kept.get(value, inside)
+            storage.of[value] = storage.outputs.get(value, inside)
             continue
         operands = tuple(storage.of.get(operand, "") for operand in value.operands)
         out = storage.take(index, value, names[value])
@@ -79,9 +79,9 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
         if isinstance(value.kind, Aggregate):
             slots = plans[value.kind.block].buffers(value.kind.name, value.cols, sizes.operand, value.kind.op)
             scratch |= {f"{SLOT}{spec.name}": spec for spec in slots}
-        # Scratch that a later stage reads lies where its part is kept.
+        # Scratch that a later stage reads lies where its part does.
         parts = {
-            p.kind.purpose: n for p, n in storage.kept.items() if isinstance(p.kind, Part) and p.operands == (value,)
+            p.kind.purpose: n for p, n in storage.outputs.items() if isinstance(p.kind, Part) and p.operands == (value,)
         }
         storage.specs |= {spec.name: spec for purpose, spec in scratch.items() if purpose not in parts}
         ops.append(
@@ -99,7 +99,7 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
             )
         )
     buffers = _with_lifetimes(storage.specs, ops)
-    outside = {*storage.kept.values(), *(value.kind.name for value in order if isinstance(value.kind, Kept))}
+    outside = {*storage.outputs.values(), *(value.kind.name for value in order if isinstance(value.kind, StageInput))}
     return Program(name, tuple(ops), place(buffers.values(), ops, outside), next(iter(ops[-1].reads), ""))
 
 
@@ -124,7 +124,7 @@ def _spec(name: str, room: Scratch, value: Value, sizes: Sizes) -> BufferSpec:
 class _Storage:
     """Maps every value to the name of its buffer (`of`), and every name in the arena to its spec (`specs`).
 
-    kept: the names of values that lie in other memory, for later stages.
+    outputs: the names of values that lie in other memory, for later stages.
     """
 
     def __init__(self, order: Sequence[Value], sizes: Sizes, reuse: range) -> None:
@@ -137,7 +137,7 @@ class _Storage:
                 (whole,) = value.operands
                 self._last[whole] = max(self._last[whole], self._last[value])
         self._sizes, self._reuse = sizes, reuse
-        self.kept = {value.operands[0]: value.kind.name for value in order if isinstance(value.kind, Keep)}
+        self.outputs = {value.operands[0]: value.kind.name for value in order if isinstance(value.kind, StageOutput)}
         self._holds: dict[str, Value] = {}
         self.of: dict[Value, str] = {}
         self.specs: dict[str, BufferSpec] = {}
@@ -146,14 +146,14 @@ class _Storage:
         """Give the result of op `index` a buffer, and return its name; "" if it stores none."""
         if not value.kind.stored:
             return ""
-        if value in self.kept:
-            return self.of.setdefault(value, self.kept[value])
+        if value in self.outputs:
+            return self.of.setdefault(value, self.outputs[value])
         rows, dtype = self._sizes.rows[value.rows], self._sizes.operand if value.operand else self._sizes.dtype
         spec = BufferSpec(name, rows, value.cols, dtype, row_set=value.rows)
         free = [
             self.of[o]
             for o in (value.operands[i] for i in value.kind.in_place)
-            # Own rows lie in memory of more rows, which others may read later; so do rows that a stage keeps.
+            # Own rows lie in memory of more rows, which others may read later; so do rows of a stage's output.
             if self.of.get(o, "") in self.specs and self._last[o] == index and not isinstance(o.kind, Own)
         ]
         free += [b for b, held in self._holds.items() if index - self._last[held] in self._reuse]

@@ -158,6 +158,10 @@ class Target(Protocol):
         """Implement KernelBackend.confusion."""
         ...
 
+    def rows(self, index: Tensor) -> Target:
+        """Return the target of some rows, by number."""
+        ...
+
 
 class Runtime(Protocol):
     """The data that ops work on: the named buffers of one rank and its constant tensors."""

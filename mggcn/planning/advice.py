@@ -102,7 +102,7 @@ def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
         yield f"--set run.recompute=on, which makes products again backwards, would fit into {human(need)}"
     if (
         plan.config.sample.batch
-        and not plan.config.evaluates_by_blocks
+        and not plan.by_blocks
         and not plan.config.sample.compare_gradient
         and (need := _estimate(plan, evaluate="blocks")) <= limit
     ):
@@ -145,9 +145,9 @@ def _estimate(
     shape = plan.shape
     try:
         run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport, **settings)
-        own = plan.config.train.evaluate
-        train = dataclasses.replace(plan.config.train, evaluate=own if evaluate == "auto" else evaluate)
-        config = dataclasses.replace(plan.config, model=model, train=train, run=run)
+        own: Literal["whole", "blocks"] = "blocks" if plan.by_blocks else "whole"
+        config = plan.config.evaluating(own if evaluate == "auto" else evaluate)
+        config = dataclasses.replace(config, model=model, run=run)
         if ranks == plan.config.run.ranks:
             stats = plan.stats
             chosen = set(range(ranks))

@@ -24,7 +24,7 @@ from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats
 from mggcn.planning.batches import first_block, gathered_first, stack_of
-from mggcn.planning.by_blocks import BlockEvaluation, plan_blocks
+from mggcn.planning.block_evaluation import BlockEvaluation, plan_blocks
 from mggcn.planning.links import pair_rows, scoring_of
 from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape

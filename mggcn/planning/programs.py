@@ -12,7 +12,7 @@ from mggcn.model.lower import Plans, lower, lower_setup
 from mggcn.model.network import Values
 from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
-from mggcn.planning.by_blocks import BlockEvaluation
+from mggcn.planning.block_evaluation import BlockEvaluation
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
             else {}
         )
         | ({"copied_bytes": plan.shape.copied_bytes} if plan.shape.copied_bytes else {})
-        | ({"in_place": plan.shape.in_place} if plan.config.sample.batch else {}),
+        | ({"in_place": plan.shape.in_place} if plan.config.sample.batch else {})
+        | ({name: getattr(plan.shape, name) for name in ("num_evaluated", "longest_row")} if plan.by_blocks else {}),
         "reasons": layer_reasons(plan),
         "rewrites": list(first.values.explained),
         "training_rows": [_rows_dict(rows) for rows in first.rows],
@@ -64,6 +65,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "programs": {p.name: [op.label for op in p.ops] for p in first.programs.all},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "partition": plan.stats.to_dict(),
+        **({"evaluate": "blocks" if plan.by_blocks else "whole"} if plan.config.sample.batch else {}),
     } | ({} if plan.stack is None else _stack_dict(plan.stack))
 
 
@@ -130,4 +132,7 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
         mean = tuple(tuple(pair) for pair in content.get("mean_batches", ()))
         found: dict[str, Any] = {"mean": mean, "together": together, "exchanged": exchanged}
         stack = Stack(stack.blocks, sizes, **found, overlap=content.get("overlap", 0.0))
-    return plan_run(config, shape, stats, strategy, nccl, figures=figures, stack=stack)
+    # What auto chose; a run that is planned anew chooses again.
+    chosen = config.evaluating(content.get("evaluate", config.train.evaluate))
+    plan = plan_run(chosen, shape, stats, strategy, nccl, figures=figures, stack=stack)
+    return dataclasses.replace(plan, config=config)

@@ -101,6 +101,13 @@ class RankSizes:
         return sum(_padded(math.prod(p.shape) * self.item) for p in trained)
 
     @property
+    def operand_bytes(self) -> int:
+        """Copies of the matrices in the type of activations, where that differs from the weights'."""
+        stored = ITEM_BYTES[STORAGE[self.config.run.precision]]
+        matrices = (p.shape for p in self.values.parameters.values() if len(p.shape) == 2)
+        return sum(operand_nbytes(d_in, d_out, stored) for d_in, d_out in matrices) if stored != self.item else 0
+
+    @property
     def compared_bytes(self) -> int:
         """Bytes to compare gradients in: the exact one, the statistics of norms, and a piece of both gradients."""
         return self.weight_bytes + 2 * 8 * min(COMPARED, self.gradient_bytes // self.item)
@@ -147,12 +154,8 @@ class RankSizes:
         )
 
     def _all_weight_bytes(self) -> int:
-        """Weights, gradients, best weights, optimiser states; the matrices in the type of activations if that differs."""
-        copies = 3 + OPTIMIZER_STATES[self.config.train.optimizer]
-        stored = ITEM_BYTES[STORAGE[self.config.run.precision]]
-        matrices = (p.shape for p in self.values.parameters.values() if len(p.shape) == 2)
-        operands = sum(operand_nbytes(d_in, d_out, stored) for d_in, d_out in matrices)
-        return self.weight_bytes * copies + (operands if stored != self.item else 0)
+        """Weights, gradients, best weights, optimiser states; and `operand_bytes`."""
+        return self.weight_bytes * (3 + OPTIMIZER_STATES[self.config.train.optimizer]) + self.operand_bytes
 
     def _graph_bytes(self) -> int:
         """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""

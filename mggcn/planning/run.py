@@ -38,7 +38,7 @@ from mggcn.planning.batches import (
     pads_batches,
     stack_of,
 )
-from mggcn.planning.by_blocks import BlockEvaluation
+from mggcn.planning.block_evaluation import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.links import host_pair_bytes, keeps_pairs, pair_bytes, pair_matrix, pair_room, score_sums
 from mggcn.planning.programs import Lowering, Programs
@@ -195,6 +195,11 @@ class RunPlan:
         sample = self.config.sample
         whole, rest = divmod(self.shape.num_training or 0, sample.batch) if sample.batch else (1, 0)
         return max(whole + (rest > 0 and not sample.drop_last), 1)
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether evaluations run by blocks: config says so, or left it open and this was chosen."""
+        return self.ranks[0].by_blocks is not None
 
     @property
     def largest(self) -> RankPlan:

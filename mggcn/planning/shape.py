@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from mggcn.config import Config
 from mggcn.errors import GraphError
 from mggcn.graph.check import refuse_summed
-from mggcn.graph.csr import CSR, Graph, Repeats, Task
+from mggcn.graph.csr import CSR, WINDOW, Graph, Repeats, Task
 from mggcn.graph.nonzeros import features_nnz
-from mggcn.graph.splits import training_rows
+from mggcn.graph.splits import evaluated_rows, training_rows
 from mggcn.model.builder import Network
 from mggcn.model.network import NETWORKS, num_aggregations
 from mggcn.partition.base import Partition, PartitionStats
@@ -49,6 +51,10 @@ class GraphShape:
     copied_bytes: int = 0
     """Bytes of the matrices that batches read and that no file holds as they are, such as those of joined graphs: each rank
     has them in memory of its own."""
+    num_evaluated: int | None = None
+    """Vertices of any split, whose scores an evaluation by blocks keeps, where batches are made; None: all."""
+    longest_row: int | None = None
+    """In-edges of the vertex that has most, where an evaluation by blocks is planned; None: not known."""
     in_place: bool | None = None
     """Whether features are rows that can be read where they are stored; None, of a bare shape or without
     batches: where they are dense."""
@@ -69,18 +75,13 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         refuse_summed(graph)
     model, nnz = config.model, features_nnz(features, config.run.features)
     aggregates = model.aggregates and not model.input_dropout
-    training, copied, in_place = None, 0, None
-    if config.sample.batch:
-        training = training_rows(graph, config.data.splits, config.data.split)
-        copied = (graph if model.typed else graph.untyped()).adj_t.copied_bytes
-        copied += features.copied_bytes if isinstance(features, CSR) else 0
-        in_place = not isinstance(features, CSR) and not features.copied
+    training = training_rows(graph, config.data.splits, config.data.split) if config.sample.batch else None
     scored = [rows.shape for name, rows in graph.links.items() if name != "train"]
     if graph.links and training is None:
         num_training: int | None = graph.links["train"].shape[0]
     else:
         num_training = None if training is None else int(training.sum())
-    return GraphShape(
+    shape = GraphShape(
         name=graph.name,
         num_vertices=graph.num_vertices,
         num_edges=graph.num_edges,
@@ -94,13 +95,40 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         num_training=num_training,
         num_scored=max((rows for rows, _ in scored), default=0),
         num_scored_pairs=sum(rows * (columns - 1) for rows, columns in scored),
-        copied_bytes=copied,
-        in_place=in_place,
         feature_nnz=nnz,
         aggregated_nnz=0
         if nnz is None or not aggregates
         else estimate_aggregated_nnz(graph, self_loops=model.self_loops),
     )
+    return _read_in_place(shape, graph, typed=model.typed) if config.sample.batch else shape
+
+
+def _read_in_place(shape: GraphShape, graph: Graph, *, typed: bool) -> GraphShape:
+    """Return the sizes, with what is known of matrices and features that are read where they are stored."""
+    features = graph.features
+    copied = (graph if typed else graph.untyped()).adj_t.copied_bytes
+    copied += features.copied_bytes if isinstance(features, CSR) else 0
+    in_place = features is not None and not isinstance(features, CSR) and not features.copied
+    return replace(shape, copied_bytes=copied, in_place=in_place)
+
+
+def in_blocks(shape: GraphShape, graph: Graph, config: Config) -> GraphShape:
+    """Return the sizes that an evaluation by blocks is planned from, beside those of `graph_shape`.
+
+    Cost: a pass over the row pointers, and the splits' masks.
+    """
+    longest = max(
+        (
+            int(np.diff(graph.adj_t.read_pointers(row, row + WINDOW + 1)).max(initial=0))
+            for row in range(0, graph.num_vertices, WINDOW)
+        ),
+        default=0,
+    )
+    evaluated = None
+    if not graph.links:  # any vertex may be the end of a link
+        evaluated = int(np.count_nonzero(evaluated_rows(graph, config.data.splits, config.data.split)))
+    shape = replace(shape, longest_row=longest, num_evaluated=evaluated)
+    return _read_in_place(shape, graph, typed=config.model.typed)
 
 
 def partition_stats(

@@ -43,7 +43,7 @@ from mggcn.planning.batch_sharing import BatchSizes, expected_sizes, with_batche
 from mggcn.planning.links import check_links
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.select import Candidate, Choice, choose
-from mggcn.planning.shape import GraphShape, graph_shape, partition_stats
+from mggcn.planning.shape import GraphShape, graph_shape, in_blocks, partition_stats
 
 ORDERS = ("random", "none")
 """Orders that cost nothing to make; METIS's parts and a stream's are candidates where they are kept."""
@@ -239,8 +239,10 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
     stacks = {base.run.batches: stack_for(base, graph, shape, owner)}
 
     def planned(counted: _Counted, of: Config) -> RunPlan:
-        stack = (counted.stacks or stacks)[of.run.batches]
-        return plan_run(of, shape, counted.stats, STRATEGIES[of.run.strategy], nccl, figures=figures, stack=stack)
+        stack, sizes = (counted.stacks or stacks)[of.run.batches], shape
+        if of.evaluates_by_blocks:
+            sizes = in_blocks(shape, graph, of)
+        return plan_run(of, sizes, counted.stats, STRATEGIES[of.run.strategy], nccl, figures=figures, stack=stack)
 
     for run, exact in _variants(config, orders):
         trial = _with_run(base, run)

@@ -5,33 +5,37 @@ N vertices, C classes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble.plan import partition_graph, plan_graph
+from mggcn.assemble.plan import memory_limit, partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import CLASS_SETTINGS, Config, LinksConfig
 from mggcn.config.files import with_named
-from mggcn.errors import ConfigError, RunError
+from mggcn.errors import ConfigError, PlanError, RunError
 from mggcn.files import reason
 from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.ids import ids_of, rows_of
 from mggcn.graph.store import open_store
 from mggcn.host import python
+from mggcn.memory.device import scale_dtype
+from mggcn.memory.units import human
 from mggcn.model.network import NETWORKS
 from mggcn.model.stack import HiddenLayer
 from mggcn.partition.base import Partition
+from mggcn.planning.block_evaluation import ScoringPlan, plan_scoring
 from mggcn.planning.run import RunPlan
-from mggcn.planning.shape import GraphShape
+from mggcn.planning.shape import GraphShape, in_blocks
 from mggcn.runs.folder import known_plan, read_run, require_planned, seed_of_weights
 from mggcn.runs.local import in_processes, on_local_ranks
 from mggcn.runs.occupied import occupied
@@ -102,6 +106,7 @@ def predict(
     scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
     repeat = seed_of_weights(folder, config, seed)
     arguments = {
+        "limit": limit_of(config),
         "seed": repeat,
         "store": str(source.resolve()),
         "out": str(scored.resolve()),
@@ -175,18 +180,24 @@ def predict_worker(
     trained_on = GraphShape(**recorded["graph"])
     if chosen is None:
         chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
+    limit, target = arguments["limit"], Path(arguments["out"])
     if layer is not None:
-        config, graph, plan, partition = plan_layer(config, graph, trained_on, layer)
+        config, graph, plan, partition = plan_layer(config, graph, trained_on, layer, limit)
         chosen = weights_in(plan, chosen)
     elif arguments["store"] == job["store"]:
         plan, partition = known_plan(folder, config, graph)
     else:
         config, graph = for_scoring(config, graph, trained_on)
-        plan, partition = plan_graph(config, graph)
+        plan, partition = plan_graph(config, graph, limit=limit)
         chosen = weights_in(plan, chosen) if trained_on.task == "links" else chosen
+    probabilities = arguments["probabilities"]
+    if agreed_by_blocks(comm, plan, limit):
+        blocks = scoring_plan(graph, plan, limit, layer)
+        write_by_blocks(comm, plan, blocks, chosen, graph, target, probabilities)
+        return
     rank = make_rank(config, graph, plan, partition, comm)
     rank.trainer.runtime.weights.load_state_dict(chosen)
-    write_scores(comm, rank, Path(arguments["out"]), graph, arguments["probabilities"])
+    write_scores(comm, rank, target, graph, probabilities)
 
 
 def check_alike(
@@ -236,12 +247,55 @@ def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[C
 
 
 def plan_layer(
-    config: Config, graph: Graph, trained_on: GraphShape, layer: int
+    config: Config, graph: Graph, trained_on: GraphShape, layer: int, limit: int
 ) -> tuple[Config, Graph, RunPlan, Partition]:
-    """Plan a model whose scores are the outputs of a hidden layer, from 1. Raises: as `for_scoring`, `plan_graph`."""
+    """Plan a model whose scores are the outputs of a hidden layer, from 1. limit: as of `plan_graph`.
+
+    Raises: as `for_scoring`, `plan_graph`.
+    """
     width = config.model.hidden[layer - 1]
     config, graph = for_scoring(config, graph, dataclasses.replace(trained_on, num_classes=width))
-    return config, graph, *plan_graph(config, graph, network=HiddenLayer(layer))
+    return config, graph, *plan_graph(config, graph, network=HiddenLayer(layer), limit=limit)
+
+
+def limit_of(config: Config) -> int:
+    """Return the bytes that each rank may use to score all vertices, by which all of them decide how; on a GPU 0."""
+    return memory_limit(config) if config.run.device == "cpu" else 0
+
+
+def scored_by_blocks(plan: RunPlan, limit: int) -> bool:
+    """Return whether all vertices are scored by blocks: as evaluations are, or because the whole graph's program needs
+    more than `limit` bytes; on a GPU never.
+    """
+    return plan.by_blocks or (plan.config.run.device == "cpu" and plan.largest.total_bytes > limit)
+
+
+def agreed_by_blocks(comm: Communicator, plan: RunPlan, limit: int) -> bool:
+    """Return `scored_by_blocks` of the first rank: what ranks plan may differ, as the figures that they measure do.
+
+    Collective.
+    """
+    from mggcn.comm.gather import gather_texts
+
+    if plan.config.run.device != "cpu":
+        return False
+    return gather_texts(comm, str(scored_by_blocks(plan, limit)))[0] == str(True)
+
+
+def scoring_plan(graph: Graph, plan: RunPlan, limit: int, layer: int | None = None) -> ScoringPlan:
+    """Plan the scores of all vertices by blocks; plan: of the whole graph. layer: as of `predict`.
+
+    Raises: PlanError if that needs more than `limit` bytes, too.
+    """
+    config, network = plan.config, None if layer is None else HiddenLayer(layer)
+    found = plan_scoring(config, in_blocks(plan.shape, graph, config), plan.figures, network)
+    if found.total_bytes > limit:
+        raise PlanError(
+            f"scores of all {graph.num_vertices:,} vertices need {human(found.total_bytes)} a rank, computed layer "
+            f"by layer, and {human(limit)} may be used; free memory, take a machine with more, or "
+            "score some vertices, of which only the neighbourhood is read: --vertices, in Python vertices="
+        )
+    return found
 
 
 def weights_in(plan: RunPlan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -249,26 +303,68 @@ def weights_in(plan: RunPlan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: state[name] for name in plan.ranks[0].values.parameters}
 
 
-def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, probabilities: bool) -> None:
-    """Write the rows of every rank to one `.npy` by original id, beside the target, then rename. Collective."""
+@contextlib.contextmanager
+def written_together(
+    comm: Communicator, target: Path, dtype: npt.DTypeLike, shape: tuple[int, int]
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield one array (N, C) of all ranks, which becomes the `.npy` file `target` once it is whole. Collective.
+
+    Raises: RunError if the file cannot be made.
+    """
     temporary = target.with_name(f".{target.name}.tmp")
-    scores, ids, mine = _scored(rank)
     try:
-        if comm.rank == 0:
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
-            np.lib.format.open_memmap(temporary, "w+", scores.dtype, (graph.num_vertices, scores.shape[1])).flush()
-        comm.barrier()
-        whole = np.lib.format.open_memmap(temporary, "r+")
-        whole[ids[mine]] = (probabilities_of(scores, graph.task) if probabilities else scores)[mine]
-        whole.flush()
-        comm.barrier()
-        if comm.rank == 0:
-            temporary.rename(target)
-    except OSError as error:
-        raise _not_written(target, error) from error
+        with _naming(target):
+            if comm.rank == 0:
+                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+                np.lib.format.open_memmap(temporary, "w+", dtype, shape).flush()
+            comm.barrier()
+            whole = np.lib.format.open_memmap(temporary, "r+")
+        yield whole
+        with _naming(target):
+            whole.flush()
+            comm.barrier()
+            if comm.rank == 0:
+                temporary.rename(target)
     finally:
         if comm.rank == 0:
             temporary.unlink(missing_ok=True)
+
+
+def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, probabilities: bool) -> None:
+    """Write the rows of every rank to one `.npy` by original id. Collective. Raises: RunError."""
+    scores, ids, mine = _scored(rank)
+    with written_together(comm, target, scores.dtype, (graph.num_vertices, scores.shape[1])) as whole:
+        whole[ids[mine]] = (probabilities_of(scores, graph.task) if probabilities else scores)[mine]
+
+
+def write_by_blocks(
+    comm: Communicator,
+    plan: RunPlan,
+    blocks: ScoringPlan,
+    state: Mapping[str, Tensor],
+    graph: Graph,
+    target: Path,
+    probabilities: bool,
+) -> None:
+    """Write the scores of all vertices to one `.npy`, as they are computed by blocks. Collective. Raises: RunError."""
+    from mggcn.assemble.all_vertices import score_by_blocks
+
+    real, shape = scale_dtype(plan.config.run.precision), (graph.num_vertices, plan.shape.num_classes)
+    with written_together(comm, target, real, shape) as whole:
+
+        def write(rows: range, scores: npt.NDArray[Any]) -> None:
+            whole[rows.start : rows.stop] = probabilities_of(scores, graph.task) if probabilities else scores
+
+        score_by_blocks(plan.config, graph, blocks, state, comm, write)
+
+
+@contextlib.contextmanager
+def _naming(target: Path) -> Iterator[None]:
+    """Raise RunError that names the file where it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise _not_written(target, error) from error
 
 
 def _not_written(target: Path, error: OSError) -> RunError:
@@ -347,12 +443,17 @@ def scores_here(
     partition: Partition,
     state: Mapping[str, Tensor],
     kept: Rank | None = None,
+    layer: int | None = None,
 ) -> npt.NDArray[np.floating]:
-    """Return the logits (N, C) of all vertices in the graph's order, in the run's precision.
+    """Return the logits (N, C) of all vertices in the graph's order, in the run's precision, computed by the plan, or by
+    blocks where that does not fit.
 
-    kept: the only rank of a run, which needs no set-up and has its own weights back at the end. Cost: set-up of the
-    ranks, and one forward pass. Raises: ConfigError if the weights are those of another model.
+    kept: the only rank of a run, which needs no set-up and has its own weights back at the end. layer: of which the plan's
+    network is. Cost: set-up of the ranks, and one forward pass. Raises: ConfigError if the weights are those of another
+    model; PlanError if neither fits.
     """
+    if (kept is None or plan.by_blocks) and scored_by_blocks(plan, limit := limit_of(config)):
+        return _by_blocks_here(plan, scoring_plan(graph, plan, limit, layer), graph, state)
 
     def body(comm: Communicator) -> tuple[npt.NDArray[np.integer], npt.NDArray[Any]]:
         from mggcn.assemble.rank import make_rank
@@ -370,4 +471,20 @@ def scores_here(
     whole = np.empty((graph.num_vertices, parts[0][1].shape[1]), parts[0][1].dtype)
     for ids, scores in parts:
         whole[ids] = scores
+    return whole
+
+
+def _by_blocks_here(
+    plan: RunPlan, blocks: ScoringPlan, graph: Graph, state: Mapping[str, Tensor]
+) -> npt.NDArray[np.floating]:
+    """As `scores_here`, by blocks."""
+    from mggcn.assemble.all_vertices import score_by_blocks
+
+    config, shape = plan.config, (graph.num_vertices, plan.shape.num_classes)
+    whole: npt.NDArray[np.floating] = np.empty(shape, scale_dtype(config.run.precision))
+
+    def write(rows: range, scores: npt.NDArray[Any]) -> None:
+        whole[rows.start : rows.stop] = scores
+
+    on_local_ranks(config, lambda comm: score_by_blocks(config, graph, blocks, state, comm, write))
     return whole

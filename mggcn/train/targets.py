@@ -44,6 +44,9 @@ class ClassTarget:
     def count(self, backend: KernelBackend, z: Tensor, counts: Tensor) -> None:
         backend.confusion(z, self.labels, self.mask, counts)
 
+    def rows(self, index: Tensor) -> ClassTarget:
+        return ClassTarget(_rows(self.target, index))
+
 
 @dataclass(frozen=True, slots=True)
 class EntryTarget:
@@ -68,6 +71,13 @@ class EntryTarget:
 
     def count(self, backend: KernelBackend, z: Tensor, counts: Tensor) -> None:
         backend.entry_counts(z, self.labels, self.mask, counts)
+
+    def rows(self, index: Tensor) -> EntryTarget:
+        return dataclasses.replace(self, target=_rows(self.target, index))
+
+
+def _rows(target: LossTarget, index: Tensor) -> LossTarget:
+    return dataclasses.replace(target, labels=target.labels[index], mask=target.mask[index])
 
 
 def make_target(

@@ -21,7 +21,7 @@ from mggcn.config import Config
 from mggcn.feed.batch import Feed, WholeGraph
 from mggcn.planning.run import RankPlan
 from mggcn.planning.task import LOWER_IS_BETTER
-from mggcn.train.by_blocks import BlockEvaluator
+from mggcn.train.block_evaluator import SplitScores
 from mggcn.train.checkpoint import Progress
 from mggcn.train.comparison import Comparison
 from mggcn.train.engine import Scores, Stop, diverged, refuse_skipped
@@ -57,7 +57,7 @@ class RankTrainer:
         feed: Feed | None = None,
         load: LoadBatch = lambda batch: None,
         alike: bool = True,
-        by_blocks: BlockEvaluator | None = None,
+        by_blocks: SplitScores | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -174,28 +174,28 @@ class RankTrainer:
         counts: Counts = runtime.counts.cpu().numpy()
         return counts
 
-    def _forward(self, *, every: bool = False) -> None:
-        """Compute the scores of the vertices of any split, or of `every` vertex, and count them."""
+    def _forward(self) -> None:
+        """Compute the scores and count them."""
         runtime = self.runtime
         runtime.backend.activate()
         runtime.counts.zero_()
         if self._by_blocks is None:
             self._score_again()
             return
-        self._by_blocks.run(every=every)
+        self._by_blocks.run()
         if (target := runtime.inputs.owned.target) is not None:  # links are scored from the embeddings
             target.count(runtime.backend, self.logits(), runtime.counts)
 
     def logits(self) -> torch.Tensor:
-        """Return the logits (V, C) of the last evaluation; valid until the next epoch, of vertices in any split."""
+        """Return the logits (V, C) of the last evaluation, a row for each of inputs.owned; valid until the next epoch."""
         return self.runtime.programs["evaluate"].result if self._by_blocks is None else self._by_blocks.result
 
     def scores(self) -> npt.NDArray[Any]:
-        """Return the logits (V, C) of every vertex on the host, in the type of the weights. Cost: a forward pass.
+        """Return the logits (V, C) on the host, a row for each of inputs.owned, in the type of the weights.
 
-        Collective.
+        These are all vertices of the rank, in an evaluation by blocks those in any split. Cost: a forward pass. Collective.
         """
-        self._forward(every=True)
+        self._forward()
         if self._comm.size > 1:
             self._comm.synchronize()
         return self.logits().to(self.runtime.weights.flat.dtype).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Where a program begins and ends: the constant input, the loss, the score; and rows that one stage keeps for another.
+"""Where a program begins and ends: the constant input, the loss, the score; and rows that one stage writes for another.
 
 V rows of this rank, D features, C classes.
 """
@@ -97,8 +97,8 @@ class Score(PlainKind):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(PlainKind):
-    """Rows of a row set that an earlier stage has kept (model/stages.py), in memory of this name. Runs no op."""
+class StageInput(PlainKind):
+    """Rows of a row set that an earlier stage has written (model/stages.py), in memory of this name. Runs no op."""
 
     stored = False
     name: str
@@ -112,8 +112,8 @@ class Kept(PlainKind):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep(PlainKind):
-    """Has the operand written to kept memory of this name instead of the arena. Runs no op."""
+class StageOutput(PlainKind):
+    """Has the operand written to memory of this name, which later stages read, instead of the arena. Runs no op."""
 
     stored = False
     name: str

@@ -1,14 +1,15 @@
 """Evaluation by blocks: layer by layer, over some vertices and all of their in-neighbours at a time, on the host.
 
-Rows of all vertices that a layer leaves for the next are kept (`KeptMemory`); features and edges are read from the graph
-where they are. N vertices, T rows of a chunk, D features, C columns of scores.
+What a layer leaves for the next is in memory for all vertices (`StageMemory`); features and edges are read from the graph
+where they are. N vertices, M of any split, V of this rank among those, T rows of a chunk, D features, C columns of scores.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,16 +36,19 @@ from mggcn.partition.rows.required import required_sets
 from mggcn.partition.rows.shard import ShardOptions
 from mggcn.partition.rows.tiles import RowColumnMask, Tile, build_tiles
 from mggcn.partition.rows.typed import typed_tiles
-from mggcn.planning.by_blocks import INPUT, BlockEvaluation
+from mggcn.planning.block_evaluation import INPUT, BlockEvaluation
 from mggcn.train.runtime import BoundProgram, RankRuntime, buffer_view
 
 Mask = npt.NDArray[np.bool_]
+Ids = npt.NDArray[np.int64]
+Write = Callable[[range, Tensor], object]
+"""Takes the scores (T, C) of a range of vertices, which are valid until it returns."""
 
 
-class KeptMemory:
-    """Rows of all vertices that stages keep, by name: in memory that the ranks of a machine share. Making it is collective.
+class StageMemory:
+    """Rows of all vertices that stages write for each other, by name: in memory that the ranks of a machine share.
 
-    Every rank writes rows of its own; what it has written, others read after `barrier`.
+    Every rank writes rows of its own; what it has written, others read after `barrier`. Making it is collective.
     """
 
     def __init__(self, plan: ArenaPlan, comm: Communicator, backend: KernelBackend) -> None:
@@ -63,7 +67,7 @@ class EvaluatedGraph:
     """What an evaluation reads of the graph: in-edges, features, and the scales of the vertices.
 
     options: the normalisation of the edges. everyone: all vertices as one rank's, in their order. required: by layer, the
-    input's first, which rows scores depend on, bool (N,); None: all.
+    input's first, which rows the scores depend on, bool (N,), the last those that are evaluated; None: all.
     """
 
     adj_t: CSR
@@ -77,20 +81,13 @@ class EvaluatedGraph:
 class BlockEvaluator:
     """Evaluates on one rank: a contiguous share of the vertices, of about equal numbers of edges. Making it is collective.
 
-    runtime: has the weights; its arena serves a chunk. owned int64 (V,): the vertices whose scores the rank returns.
+    runtime: has the weights; arena: serves a chunk.
     """
 
-    def __init__(
-        self,
-        plan: BlockEvaluation,
-        graph: EvaluatedGraph,
-        runtime: RankRuntime,
-        arena: Tensor,
-        owned: npt.NDArray[np.int64],
-    ) -> None:
+    def __init__(self, plan: BlockEvaluation, graph: EvaluatedGraph, runtime: RankRuntime, arena: Tensor) -> None:
         backend, comm = runtime.backend, runtime.comm
         self._plan, self._graph, self._backend, self._arena = plan, graph, backend, arena
-        self._kept = KeptMemory(plan.kept, comm, backend)
+        self.memory: StageMemory = StageMemory(plan.outputs, comm, backend)
         self._runtime = RankRuntime(
             backend=backend,
             programs={},
@@ -102,44 +99,42 @@ class BlockEvaluator:
             comm=comm,
         )
         self._edges = LocalBlock(backend, back=False)
-        self._spans = tuple(_spans(graph.adj_t, comm, plan))
+        self.spans: tuple[range, ...] = tuple(_spans(graph.adj_t, comm, plan))
+        """The ranges of vertices that this rank computes, one after the other."""
         self._mapped = _in_place(graph.features, backend.dtype)
         spec = plan.features if self._mapped is None else None
         self._gathered = GatheredRows(graph.features, spec, backend.dtype)
+        self._scores = buffer_view(backend.allocate(plan.scores.nbytes), Placement(plan.scores, 0, 0, 0))
         # Ids of all vertices, of which nothing reads more than how many there are.
         self._all = torch.zeros(1, dtype=torch.int64).expand(graph.adj_t.num_rows)
-        rows = self._kept.rows[RESULT]
-        ordered = owned.size == rows.shape[0] and (owned == np.arange(owned.size)).all()
-        self._index = None if ordered else torch.from_numpy(owned.astype(np.int32))
-        memory = backend.allocate(0 if ordered else plan.result.nbytes)
-        self.result: Tensor = rows if ordered else buffer_view(memory, Placement(plan.result, 0, 0, 0))
-        """The scores (V, C) of the rank's vertices by the last evaluation: of those that it was asked for."""
 
-    def run(self, *, every: bool) -> None:
-        """Compute the scores of the vertices of any split, or of `every` vertex. Collective.
+    def run(self, write: Write) -> None:
+        """Compute scores, and give them to `write` range by range. Collective.
 
-        Cost: every edge and every row once a layer, as far as these depend on them.
+        Cost: every edge and every row once a layer, as far as the scores depend on them.
         """
-        self._kept.barrier()  # the last result has been read
-        # What the plan keeps features for may be stored as they are read.
-        if INPUT in self._kept.rows and self._mapped is None:
-            for span in self._spans:
-                self._kept.rows[INPUT][span.start : span.stop].copy_(self._features_of(span))
-            self._kept.barrier()
+        rows = self.memory.rows
+        self.memory.barrier()  # what was written last has been read
+        # Features that an aggregation reads in another type than they are stored in.
+        if INPUT in rows and self._mapped is None:
+            for span in self.spans:
+                rows[INPUT][span.start : span.stop].copy_(self._features_of(span))
+            self.memory.barrier()
         for stage, program in zip(self._plan.stages.stages, self._plan.programs, strict=True):
-            required = None if every else self._graph.required[stage.number]
-            for span in self._spans:
+            required = self._graph.required[stage.number]
+            for span in self.spans:
                 if required is None or required[span.start : span.stop].any():
                     self._compute(stage, program, span, required)
-            self._kept.barrier()
-        if self._index is not None:
-            self._backend.gather_rows(self._kept.rows[RESULT], self._index, self.result)
+                    if stage.number == len(self._plan.blocks):
+                        write(span, self._scores[: len(span)])
+            self.memory.barrier()
 
     def _compute(self, stage: Stage, program: Program, span: range, required: Mask | None) -> None:
-        """Run a stage over the rows of a span, and keep what later stages read of them."""
-        count, kept = len(span), dict[str, Tensor]()
-        for name, rows in self._kept.rows.items():
-            kept[name], kept[of_all(name)] = rows[span.start : span.stop], rows
+        """Run a stage over the rows of a span, and write what later stages read of them."""
+        count, outputs = len(span), dict[str, Tensor]()
+        for name, rows in self.memory.rows.items():
+            outputs[name], outputs[of_all(name)] = rows[span.start : span.stop], rows
+        outputs[RESULT] = self._scores[:count]
         inside = {
             p.spec.name: buffer_view(self._arena, p)[: count if p.spec.row_set else None]
             for p in program.arena.placements
@@ -149,7 +144,7 @@ class BlockEvaluator:
             aggregations[stage.block] = self._edges
             self._load(self._tile(span, required))
         self._runtime.inputs = self._inputs(stage, span)
-        self._runtime.run(BoundProgram(program, self._arena, aggregations, kept | inside))
+        self._runtime.run(BoundProgram(program, self._arena, aggregations, outputs | inside))
 
     def _tile(self, span: range, required: Mask | None) -> Tile:
         """Return the in-edges of a span's rows, as the whole graph's tile has them; of rows that are not required none."""
@@ -181,7 +176,7 @@ class BlockEvaluator:
         row, col = (None if scale is None else upload(scale) for scale in found)
         dense = whole = None
         if stage.needs_input:
-            whole = self._kept.rows.get(INPUT) if self._mapped is None else self._mapped
+            whole = self.memory.rows.get(INPUT) if self._mapped is None else self._mapped
             dense = self._features_of(span) if whole is None else whole[some]
         ids = upload(np.arange(span.start, span.stop))
         rows: dict[RowSet, Rows] = {stage.rows: Rows(ids=ids, row_scale=row, col_scale=col, dense=dense)}
@@ -192,6 +187,47 @@ class BlockEvaluator:
     def _features_of(self, span: range) -> Tensor:
         """Return the features (T, D) of a span's rows, in the type of activations."""
         return self._gathered.gather(np.arange(span.start, span.stop))
+
+
+class SplitScores:
+    """Scores of a rank's vertices that are in any split, from those that all ranks compute. Making it is collective.
+
+    ids int64 (V,): these vertices, in the rank's order.
+    """
+
+    def __init__(
+        self, evaluator: BlockEvaluator, plan: BlockEvaluation, evaluated: Mask | None, ids: Ids, backend: KernelBackend
+    ) -> None:
+        self._evaluator, self._backend, self._evaluated = evaluator, backend, evaluated
+        self._scores = evaluator.memory.rows[RESULT]  # (M, C), of ranks together
+        places, first = ids, evaluator.spans[0].start if evaluator.spans else 0
+        if evaluated is not None:
+            places, first = np.searchsorted(np.flatnonzero(evaluated), ids), int(np.count_nonzero(evaluated[:first]))
+        self._firsts: dict[range, int] = {}
+        """The place of the first score of each range."""
+        for span in evaluator.spans:
+            self._firsts[span] = first
+            first += len(span) if evaluated is None else int(np.count_nonzero(evaluated[span.start : span.stop]))
+        ordered = places.size == self._scores.shape[0] and bool((places == np.arange(places.size)).all())
+        self._index = None if ordered else torch.from_numpy(places.astype(np.int32))
+        result = dataclasses.replace(plan.result, rows=places.size)
+        memory = backend.allocate(0 if ordered else result.nbytes)
+        self.result: Tensor = self._scores if ordered else buffer_view(memory, Placement(result, 0, 0, 0))
+        """The scores (V, C) of the last evaluation."""
+
+    def run(self) -> None:
+        """Compute the scores. Collective. Cost: as `BlockEvaluator.run`."""
+        self._evaluator.run(self._write)
+        if self._index is not None:
+            self._backend.gather_rows(self._scores, self._index, self.result)
+
+    def _write(self, span: range, scores: Tensor) -> None:
+        first = self._firsts[span]
+        if self._evaluated is None:
+            self._scores[first : first + len(span)].copy_(scores)
+            return
+        some = np.flatnonzero(self._evaluated[span.start : span.stop]).astype(np.int32)
+        self._backend.gather_rows(scores, torch.from_numpy(some), self._scores[first : first + some.size])
 
 
 def required_rows(graph: Graph, evaluated: Mask, layers: int, threads: int) -> tuple[Mask | None, ...]:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mggcn.assemble.plan import plan_graph
+from mggcn.assemble.plan import plan_graph, plan_shape
 from mggcn.assemble.rank import Rank
+from mggcn.comm.base import Communicator
+from mggcn.comm.shared_memory import shared_memory
+from mggcn.comm.threads import run_threads
 from mggcn.config import Config, SampleConfig
-from mggcn.errors import ConfigError, PlanError
+from mggcn.errors import ConfigError, GraphError, PlanError
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.join import JoinedRows
+from mggcn.graph.splits import evaluated_rows
+from mggcn.host import mapped_bytes
 from mggcn.memory.units import MIB
-from mggcn.planning import by_blocks
+from mggcn.planning import block_evaluation
 from mggcn.planning.advice import require_fit
+from mggcn.planning.block_evaluation import BlockEvaluation
+from mggcn.planning.run import RankPlan
+from mggcn.planning.shape import graph_shape, in_blocks
 from mggcn.planning.text import render
+from mggcn.runs import predict as predicting
 from mggcn.runs.auto import resolve_auto
-from mggcn.train.by_blocks import BlockEvaluator
+from mggcn.train.block_evaluator import BlockEvaluator
 from tests.feed.test_blocks import MODELS, config_of, graph_of
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.model.test_rgcn import typed_graph
@@ -52,35 +60,56 @@ def batches(config: Config, **changes: Any) -> Config:
     return config
 
 
-def evaluated(config: Config, graph: Graph, how: str, **sample: Any) -> list[tuple[Any, Any, Any]]:
-    """Scores of the splits, logits of every vertex, and their ids on each rank, after an epoch."""
+@dataclasses.dataclass
+class Found:
+    """Scores of the splits, logits and ids of a rank's vertices, of which blocks have those in splits, after an epoch."""
 
-    def body(rank: Rank) -> tuple[Any, Any, Any]:
-        rank.trainer.step(0)
-        found = rank.trainer.evaluate()
-        return found, rank.trainer.scores(), rank.trainer.runtime.inputs.owned.ids.numpy()
+    scores: Any
+    logits: Any
+    ids: Any
+    weights: Any
 
+
+def sampled(config: Config, how: str, sample: dict[str, Any]) -> Config:
     config = batches(config, evaluate=how)
-    return on_ranks(dataclasses.replace(config, sample=dataclasses.replace(config.sample, **sample)), graph, body)
+    return dataclasses.replace(config, sample=dataclasses.replace(config.sample, **sample))
+
+
+def evaluated(config: Config, graph: Graph, how: str, **sample: Any) -> list[Found]:
+    def body(rank: Rank) -> Found:
+        rank.trainer.step(0)
+        found, runtime = rank.trainer.evaluate(), rank.trainer.runtime
+        return Found(found, rank.trainer.scores(), runtime.inputs.owned.ids.numpy(), runtime.weights.state_dict())
+
+    return on_ranks(sampled(config, how, sample), graph, body)
+
+
+def predicted(config: Config, graph: Graph, weights: Any, **sample: Any) -> Any:
+    """Logits of all vertices by blocks, in the graph's order."""
+    plan, partition = plan_graph(sampled(config, "blocks", sample), graph)
+    return predicting.scores_here(plan.config, graph, plan, partition, weights)
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have several chunks, of few rows or few edges."""
-    monkeypatch.setattr(by_blocks, "CHUNK_ROWS", 17)
-    monkeypatch.setattr(by_blocks, "CHUNK_EDGES", 60)
+    monkeypatch.setattr(block_evaluation, "CHUNK_ROWS", 17)
+    monkeypatch.setattr(block_evaluation, "CHUNK_EDGES", 60)
 
 
 def compare(config: Config, graph: Graph, tolerance: float, **sample: Any) -> None:
-    pairs = (evaluated(config, graph, how, **sample) for how in ("whole", "blocks"))
-    for whole, blocks in zip(*pairs, strict=True):
+    found = [evaluated(config, graph, how, **sample) for how in ("whole", "blocks")]
+    everyone, splits = predicted(config, graph, found[0][0].weights, **sample), evaluated_rows(graph, "main", 0)
+    for whole, blocks in zip(*found, strict=True):
         assert (
-            blocks[0] == pytest.approx(whole[0], rel=tolerance)
-            if None not in whole[0].values()
-            else blocks[0] == whole[0]
+            blocks.scores == pytest.approx(whole.scores, rel=tolerance)
+            if None not in whole.scores.values()
+            else blocks.scores == whole.scores
         )
-        np.testing.assert_allclose(blocks[1], whole[1], rtol=0, atol=tolerance * np.abs(whole[1]).max())
-        np.testing.assert_array_equal(blocks[2], whole[2])
+        some, atol = splits[whole.ids], tolerance * np.abs(whole.logits).max()
+        np.testing.assert_array_equal(blocks.ids, whole.ids[some])
+        np.testing.assert_allclose(blocks.logits, whole.logits[some], rtol=0, atol=atol)
+        np.testing.assert_allclose(everyone[whole.ids], whole.logits, rtol=0, atol=atol)
 
 
 def test_ranks_that_share_batches() -> None:
@@ -107,7 +136,8 @@ def test_same_bits_where_the_order_of_products_is_the_same(name: str) -> None:
     graph = make_graph(pattern("directed", 61, 5), num_features=7, num_classes=4, sparse=False, weighted=True, seed=4)
     config = batches(config_of(1, KINDS[name]), precision="fp32", row_normalize=name == "gin")
     (whole,), (blocks,) = (evaluated(config, graph, how) for how in ("whole", "blocks"))
-    np.testing.assert_array_equal(blocks[1], whole[1])
+    np.testing.assert_array_equal(blocks.logits, whole.logits[evaluated_rows(graph, "main", 0)])
+    np.testing.assert_array_equal(predicted(config, graph, blocks.weights), whole.logits)
 
 
 @pytest.mark.parametrize("case", ["bce", "mse", "order", "sparse, bf16", "hub", "joined"])
@@ -171,31 +201,99 @@ def test_rows_that_no_score_depends_on_are_left_out() -> None:
     compare(config, graph, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["gat", "rgcn"])
-def test_nothing_is_allocated_beyond_the_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if what is kept, or a chunk, takes more memory than its region of the plan, but for Python's own objects."""
-    for what in ("CHUNK_ROWS", "CHUNK_EDGES"):
-        monkeypatch.setattr(by_blocks, what, 3000)
-    adj = (np.random.default_rng(2).random((1500, 1500)) < 0.02).astype(np.float32)
+def planned(config: Config, graph: Graph) -> tuple[RankPlan, BlockEvaluation]:
+    """The first rank of a run that evaluates by blocks."""
+    rank = plan_graph(batches(config, evaluate="blocks", precision="fp32"), graph)[0].ranks[0]
+    assert rank.by_blocks is not None
+    return rank, rank.by_blocks
+
+
+@pytest.mark.parametrize("name", ["gcn", "rgcn"])
+def test_chunks_are_planned_by_the_longest_row(name: str) -> None:
+    """Fails if a chunk is planned for a row that has an edge from every vertex, of every relation, though none has."""
     graph = typed_graph("random") if name == "rgcn" else make_graph(
-        adj, num_features=64, num_classes=8, sparse=True, seed=1
+        pattern("path", 900, 1), num_features=7, num_classes=4, sparse=False, seed=4
     )  # fmt: skip
-    taken = list[int]()
+    config, longest = config_of(1, KINDS[name]), int(np.diff(graph.adj_t.indptr.array()).max())
+    _, blocks = planned(config, graph)
+    assert blocks.chunk.edges == min(graph.num_edges, max(60, longest) + blocks.chunk.targets)
+    assert blocks.chunk.edges < graph.num_vertices * max(graph.num_relations, 1)
+    # A damaged store is refused here, before anything follows its row pointers.
+    broken = dataclasses.replace(graph.adj_t, indptr=ArrayRows(graph.adj_t.indptr.array()[::-1].copy()))
+    with pytest.raises(GraphError, match="must ascend"):
+        in_blocks(graph_shape(graph, config), dataclasses.replace(graph, adj_t=broken), config)
+    # Of a bare shape nothing is known but the bound.
+    shape = dataclasses.replace(graph_shape(graph, batches(config)), num_edges=4000, num_training=5)
+    bare = plan_shape(batches(config, evaluate="blocks", precision="fp32"), shape).ranks[0].by_blocks
+    assert bare is not None
+    assert bare.chunk.edges == graph.num_vertices * max(graph.num_relations, 1) + bare.chunk.targets
 
-    def body(rank: Rank) -> None:
-        assert rank.plan.by_blocks is not None
-        evaluator, kept = rank.trainer._by_blocks, rank.plan.by_blocks.kept.nbytes
-        assert evaluator is not None
-        evaluator.run(every=True)
-        tracemalloc.start()
-        evaluator.run(every=False)
-        taken.append(tracemalloc.get_traced_memory()[1] + kept)
-        tracemalloc.stop()
-        assert taken[0] <= rank.plan.regions["evaluation by blocks"] + 64 * 1024
-        assert rank.plan.regions["features"] == 0
 
-    on_ranks(batches(config_of(1, KINDS[name]), evaluate="blocks"), graph, body)
-    assert taken
+def few_in_splits(count: int = 1300) -> Graph:
+    """A graph of many vertices, of which 8 are in splits, and with scores of 40 columns."""
+    graph = make_graph(np.eye(count, k=1), num_features=16, num_classes=40, sparse=False, seed=1)
+    masks = {name: np.zeros((1, count), bool) for name in ("train", "val")}
+    masks["train"][0, [1, 7, count - 2]] = masks["val"][0, [0, 9, 30, 1200, count - 1]] = True
+    labels = ArrayRows(np.arange(count) % 40)
+    return dataclasses.replace(graph, splits={n: ArrayRows(mask) for n, mask in masks.items()}, labels=labels)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scores_are_kept_of_vertices_in_splits(ranks: int) -> None:
+    """Fails if an evaluation keeps scores that nobody reads, in memory or in the plan."""
+    config, graph = config_of(ranks, KINDS["sage"] | {"hidden": (4,)}), few_in_splits()
+    everyone = dataclasses.replace(graph, splits={"train": ArrayRows(np.ones((1, graph.num_vertices), bool))})
+    fewer, more = (planned(config, one)[0].regions["evaluation by blocks"] for one in (graph, everyone))
+    # The scores of the 40 columns, which are more than what stages write for each other.
+    assert more - fewer > 4 * 20 * graph.num_vertices / ranks
+
+    def body(rank: Rank) -> tuple[int, int]:
+        scores = rank.trainer._by_blocks
+        assert scores is not None
+        return scores._scores.shape[0], scores.result.shape[0]
+
+    kept = on_ranks(batches(config, evaluate="blocks"), graph, body)
+    assert [rows for rows, _ in kept] == [8] * ranks
+    assert sum(rows for _, rows in kept) == 8
+    compare(config, graph, 1e-12)
+
+
+def test_rows_that_ranks_share_are_counted_once() -> None:
+    """Fails if a plan for several ranks has the memory that they share once for each of them."""
+    config, graph = config_of(1, {"kind": "gcn", "hidden": (200,)}), few_in_splits()
+    _, alone = planned(config, graph)
+    several = dataclasses.replace(config, run=dataclasses.replace(config.run, ranks=4, transport="threads"))
+    rank, shared = planned(several, graph)
+    assert shared.outputs.nbytes == alone.outputs.nbytes > 4 * 40 * graph.num_vertices
+    saved = alone.nbytes - rank.regions["evaluation by blocks"]
+    assert saved == pytest.approx(0.75 * alone.outputs.nbytes, rel=0.01)
+    assert any("once for all ranks, of which each counts 1/4" in line for line in shared.lines(4))
+
+
+def test_memory_that_ranks_share_is_measured_once() -> None:
+    """Fails if each rank's peak has all of the memory that it shares, which the plan counts once."""
+    size = 64 << 20
+
+    def body(comm: Communicator) -> int:
+        memory = shared_memory(size, comm)
+        memory.fill_(1)
+        comm.barrier()
+        others = mapped_bytes()
+        comm.barrier()
+        return others
+
+    # Threads of one process: each has a map of its own, so that the process seems to hold the memory twice.
+    for others in run_threads(2, body, 60):
+        assert size <= others < size + (1 << 20)
+
+
+def test_the_plan_says_what_is_in_memory() -> None:
+    """Fails if the plan's text names nodes of the program, or other rows than are in memory between layers."""
+    rank, blocks = planned(config_of(1, KINDS["gat"]), graph_of())
+    (first, second) = blocks.lines(1)
+    assert rank.regions["features"] == 0
+    assert "at most 17 rows and" in first
+    assert "12 columns for sum 1, 12 columns for sum 2 of all vertices, and scores of" in second
 
 
 def test_auto_takes_blocks_where_the_whole_graph_does_not_fit() -> None:
@@ -207,11 +305,11 @@ def test_auto_takes_blocks_where_the_whole_graph_does_not_fit() -> None:
         for how in ("whole", "blocks", "auto")
     }
     needs = {how: plan.largest.total_bytes for how, plan in plans.items()}
-    assert plans["auto"].config.train.evaluate == "whole"
+    assert plans["auto"].by_blocks is False
     assert needs["auto"] == needs["whole"] > needs["blocks"] + 8 * MIB
     limit = (needs["whole"] + needs["blocks"]) // 2
     chosen = plan_graph(config, graph, limit=limit)[0]
-    assert (chosen.config.train.evaluate, chosen.largest.total_bytes) == ("blocks", needs["blocks"])
+    assert (chosen.by_blocks, chosen.largest.total_bytes) == (True, needs["blocks"])
     assert "evaluation by blocks of all in-neighbours" in render(chosen, limit)
     require_fit(chosen, limit)
     with pytest.raises(PlanError, match=r"--set train.evaluate=blocks, which evaluates layer by layer, would fit into"):
@@ -231,7 +329,7 @@ def test_ranks_of_several_machines_evaluate_over_the_whole_graph(monkeypatch: py
     for name, value in (start | {"MASTER_PORT": "1"}).items():
         monkeypatch.setenv(name, value)
     config = config_of(2, KINDS["gcn"])
-    assert plan_graph(batches(config), graph_of(), limit=1)[0].config.train.evaluate == "whole"
+    assert plan_graph(batches(config), graph_of(), limit=1)[0].by_blocks is False
     with pytest.raises(ConfigError, match=r"these are on several machines; set train.evaluate=whole"):
         plan_graph(batches(config, evaluate="blocks"), graph_of())
 
@@ -249,17 +347,18 @@ def test_runs_that_cannot_evaluate_by_blocks() -> None:
         batches(config, evaluate="blocks", device="cuda")
 
 
-def test_ranks_share_what_is_kept() -> None:
-    """Fails if a rank has kept rows of its own, which no message would bring to the others."""
+def test_ranks_share_what_stages_write() -> None:
+    """Fails if a rank writes rows of its own, which no message would bring to the others."""
 
     def body(rank: Rank) -> float:
-        evaluator = rank.trainer._by_blocks
-        assert evaluator is not None
-        rows = evaluator._kept.rows["result"]
-        evaluator._kept.barrier()
+        scores = rank.trainer._by_blocks
+        assert scores is not None
+        memory = scores._evaluator.memory
+        rows = memory.rows["result"]
+        memory.barrier()
         if rank.plan.rank == 1:
             rows[3, 1] = 7.5
-        evaluator._kept.barrier()
+        memory.barrier()
         return float(rows[3, 1])
 
     found = on_ranks(batches(config_of(3, KINDS["gcn"]), evaluate="blocks"), graph_of(), body)
