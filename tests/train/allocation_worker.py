@@ -1,5 +1,7 @@
 """Trains a few epochs of each case under the preloaded watcher of watch_malloc.c; prints the largest block of an epoch.
 
+Of an evaluation by blocks (EVALUATIONS), prints what it holds at most, and what its plan counts.
+
 Usage: python -m tests.train.allocation_worker CASE ... [--plant]. Prints one line of JSON with an entry per case;
 backtraces of blocks over BOUND go to stderr.
 """
@@ -19,6 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from mggcn.assemble import rank as assembled
 from mggcn.assemble.rank import Rank
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig, TrainConfig
 from mggcn.graph.csr import ArrayRows, Graph
@@ -26,6 +29,7 @@ from mggcn.graph.edges import of_matrix
 from mggcn.graph.options import GraphOptions
 from mggcn.graph.structure import build_adjacency
 from mggcn.model.program import Program
+from mggcn.train.block_evaluator import BlockEvaluator, SplitScores
 from tests.graphs import make_graph, on_ranks
 
 BOUND = 64 << 10
@@ -66,6 +70,12 @@ CASES: dict[str, dict[str, Any]] = {
     "two-ranks-cd-0": {"ranks": 2, "dropout": 0.5, "strategy": "delayed"},
     "two-ranks-cd-2": {"ranks": 2, "dropout": 0.5, "strategy": "delayed", "delay": "2"},
 }
+BLOCKS: dict[str, Any] = {"batch": 400, "evaluate": "blocks"}
+EVALUATIONS: dict[str, dict[str, Any]] = {
+    "evaluation-gat": {**BLOCKS, "features": "sparse", "kind": "gat", "heads": 4},
+    "evaluation-rgcn": {**BLOCKS, "kind": "rgcn", "bases": 4},
+    "evaluation-permuted": {**BLOCKS, "order": "permute", "self_loops": True},
+}
 
 
 def watcher() -> ctypes.CDLL:
@@ -75,6 +85,8 @@ def watcher() -> ctypes.CDLL:
     library.watch_reset.restype = None
     library.watch_largest.restype = ctypes.c_size_t
     library.watch_count.restype = ctypes.c_size_t
+    for name in ("watch_held", "watch_most"):
+        getattr(library, name).restype = ctypes.c_longlong
     return library
 
 
@@ -94,15 +106,15 @@ class Greedy:
 
 
 def config_of(case: str) -> Config:
-    chosen = {"optimizer": "adam", **CASES[case]}
+    chosen = {"optimizer": "adam", "evaluate": "auto", **(CASES | EVALUATIONS)[case]}
     given = {
         name: chosen.pop(name)
-        for name in ("features", "products", "strategy", "delay", "precision", "batches")
+        for name in ("features", "products", "strategy", "delay", "precision", "batches", "order")
         if name in chosen
     }
     ranks, batch = chosen.pop("ranks", 1), chosen.pop("batch", 0)
     drawn = {name: chosen.pop(name) for name in ("first", "by_type") if name in chosen}
-    train = TrainConfig(seed=20011, optimizer=chosen.pop("optimizer"))
+    train = TrainConfig(seed=20011, optimizer=chosen.pop("optimizer"), evaluate=chosen.pop("evaluate"))
     transport = "threads" if ranks > 1 else "single"
     run = RunConfig(ranks=ranks, threads=2 // ranks, transport=transport, **given)
     sample = SampleConfig(batch=batch, fanout=(8, 5, 3) if batch else (), **drawn)
@@ -182,9 +194,45 @@ def by_op(rank: Rank) -> dict[str, int]:
     return {label: largest for label, largest in found.items() if largest > BOUND}
 
 
+def evaluation_of(rank: Rank, make: Callable[[], SplitScores | None], plant: bool) -> dict[str, int]:
+    """Make an evaluation by blocks and run it twice: the bytes that it holds at most, and those of its regions."""
+    first = rank.trainer._by_blocks
+    assert first is not None
+    first.run()  # what kernels keep is there
+    WATCH.watch_hold()
+    scores = make()
+    assert scores is not None
+    WATCH.watch_again()  # of set-up only what stays
+    if plant:
+        tile, evaluator = BlockEvaluator._tile, scores._evaluator
+        evaluator._tile = lambda *a: (torch.zeros(1 << 20), tile(evaluator, *a))[1]  # type: ignore[method-assign]  # the fault
+    for _ in range(2):
+        scores.run()
+    regions = rank.plan.regions
+    return {"most": WATCH.watch_most(), "planned": regions["evaluation by blocks"] + regions["kernel schedules"]}
+
+
+def evaluate(case: str, graph: Graph, plant: bool) -> dict[str, int]:
+    """Watch the evaluation of a case, which is made again with what set-up has made the rank's of."""
+    made, make = list[Any](), assembled._split_scores
+
+    def noted(*arguments: Any) -> SplitScores | None:
+        made.append(arguments)
+        return make(*arguments)
+
+    assembled._split_scores = noted
+    found = on_ranks(config_of(case), graph, lambda rank: evaluation_of(rank, lambda: make(*made[0]), plant))
+    assembled._split_scores = make
+    return dict(found[0])
+
+
 def main() -> None:
     plant = "--plant" in sys.argv
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
+    for case in (argument for argument in sys.argv[1:] if argument in EVALUATIONS):
+        graph = graph_of(EVALUATIONS[case].get("features") == "sparse")
+        graph = typed(graph) if EVALUATIONS[case].get("kind") == "rgcn" else graph
+        found[case] = evaluate(case, fewer_seeds(graph), plant)
     for case in (argument for argument in sys.argv[1:] if argument in CASES):
         config = config_of(case)
         graph = graph_of(config.run.features == "sparse")

@@ -1,4 +1,7 @@
-"""From the third epoch on, training asks nobody for more than 64 KiB at a time: all large things were made before."""
+"""From the third epoch on, training asks nobody for more than 64 KiB at a time: all large things were made before.
+
+An evaluation by blocks holds no more than its region of the plan.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ BOUND = 64 << 10
 FAST = ["dense-input-dropout", "batches"]
 FULL = ["batch-norm", "gatv2", "two-ranks-rgcn", "two-ranks-slice", "two-ranks-cd-2"]
 FULL += ["two-ranks-shared-batches", "batches-sparse-bf16", "batches-rgcn", "batches-full"]
+EVALUATIONS = ["evaluation-gat", "evaluation-rgcn", "evaluation-permuted"]
 SLOW = ["gat", "bf16", "two-ranks-gat-cd-0", "batches-gat", "two-ranks-batches"]
 SLOW += ["batches-fp64", "aggregate-first", "layer-norm-gin"]
 SLOW += ["dense", "sparse-input-dropout", "two-ranks-halo", "two-ranks-dropout", "two-ranks-batch-norm-cd-0"]
@@ -80,6 +84,20 @@ def test_epochs_allocate_nothing_large(trained: Callable[..., Found], case: str)
     found = results[case]
     assert found["blocks"] > 0, "the watcher saw nothing at all: it was not preloaded"
     assert found["largest"] <= BOUND, f"{case}: {found['largest']} bytes; by op: {found['ops']}\n{stderr[:6000]}"
+
+
+@pytest.mark.parametrize("case", EVALUATIONS)
+def test_an_evaluation_by_blocks_holds_what_is_planned(trained: Callable[..., Found], case: str) -> None:
+    """Fails if outputs of stages, scores or a chunk take more memory of any library than their region of the plan."""
+    found = trained(*EVALUATIONS)[0][case]
+    assert 0.8 * found["planned"] < found["most"] <= found["planned"] + BOUND, found
+
+
+@pytest.mark.full
+def test_a_tensor_beyond_the_plan_of_an_evaluation_is_caught(watcher: Path) -> None:
+    """Fails if memory of torch that a chunk takes is not seen."""
+    found = watched(watcher, "evaluation-permuted", "--plant")[0]["evaluation-permuted"]
+    assert found["most"] > found["planned"] + (2 << 20)
 
 
 @pytest.mark.full
