@@ -145,8 +145,7 @@ def _estimate(
     shape = plan.shape
     try:
         run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport, **settings)
-        own: Literal["whole", "blocks"] = "blocks" if plan.by_blocks else "whole"
-        config = plan.config.evaluating(own if evaluate == "auto" else evaluate)
+        config = plan.chosen if evaluate == "auto" else plan.config.evaluating(evaluate)
         config = dataclasses.replace(config, model=model, run=run)
         if ranks == plan.config.run.ranks:
             stats = plan.stats

@@ -123,7 +123,7 @@ def batch_price(plan: RunPlan, sizes: BatchSizes, machine: Machine) -> BatchPric
     priced = plan
     if not pads_batches(config):
         known: dict[str, Any] = {"figures": plan.figures, "stack": sizes.stack}
-        priced = plan_run(config, plan.shape, plan.stats, plan.strategy, plan.nccl, **known)
+        priced = plan_run(plan.chosen, plan.shape, plan.stats, plan.strategy, plan.nccl, **known)
     if not DEVICES[config.run.device].is_host and not_captured(config):
         device = dataclasses.replace(machine.device, call_s=max(machine.device.call_s, EAGER_S))
         machine = dataclasses.replace(machine, device=device)

@@ -136,7 +136,7 @@ def unpruned(plan: RunPlan) -> RunPlan | None:
 
 def _otherwise(plan: RunPlan, **run: Any) -> RunPlan:
     """The plan of the same graph and partition with other settings of [run]."""
-    config = dataclasses.replace(plan.config, run=dataclasses.replace(plan.config.run, **run))
+    config = dataclasses.replace(plan.chosen, run=dataclasses.replace(plan.config.run, **run))
     return plan_run(config, plan.shape, plan.stats, plan.strategy, plan.nccl, figures=plan.figures)
 
 

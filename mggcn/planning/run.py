@@ -202,6 +202,13 @@ class RunPlan:
         return self.ranks[0].by_blocks is not None
 
     @property
+    def chosen(self) -> Config:
+        """The configuration with the evaluation that was planned, from which the same is planned again."""
+        return (
+            self.config.evaluating("blocks" if self.by_blocks else "whole") if self.config.sample.batch else self.config
+        )
+
+    @property
     def largest(self) -> RankPlan:
         return max(self.ranks, key=lambda rank: rank.total_bytes)
 
