@@ -172,13 +172,18 @@ def predict_module(
     wanted: Wanted,
     other: Any = None,
     vertices: Any = None,
+    pairs: Any = None,
 ) -> npt.NDArray[Any]:
     """Return what `Trainer.predict` does, of a user's own module that was trained on `graph`. Raises: as it."""
-    task = graph.task
-    prediction_files.check_kind(task, classes=wanted.classes, probabilities=wanted.probabilities)
+    task, shown = graph.task, wanted.probabilities
     other = other if other is None or isinstance(other, Graph) else load(other)
+    if pairs is not None:
+        prediction_files.check_pairs(task, None, {"classes": wanted.classes, "vertices": vertices is not None})
+        ends = predicting.rows_of_pairs(graph if other is None else other, pairs)
+        return module.score_pairs(state, ends, other, probabilities=shown)
+    prediction_files.check_kind(task, classes=wanted.classes, probabilities=shown)
     rows = None if vertices is None else rows_of(graph if other is None else other, vertices)
     found = module.predict(state, other)
-    scores = prediction_files.probabilities_of(found, task) if wanted.probabilities else found
+    scores = prediction_files.probabilities_of(found, task) if shown else found
     scores = scores[slice(None) if rows is None else rows]
     return prediction_files.classes_of(scores, task) if wanted.classes else scores

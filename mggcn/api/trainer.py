@@ -420,9 +420,8 @@ class Trainer:
             return scoring.predict(self._trained(), wanted, self._scorer, graph, vertices, pairs)
         if layer is not None:
             self._refuse_module("layers that it knows of; return their outputs from the module")
-        if pairs is not None:
-            prediction_files.check_pairs(self._graph.task, None, {})
-        return scoring.predict_module(self._module, self._graph, self.state_dict(weights), wanted, graph, vertices)
+        state = self.state_dict(weights)
+        return scoring.predict_module(self._module, self._graph, state, wanted, graph, vertices, pairs)
 
     def _trained(self) -> scoring.Trained:
         """Return what scores are made of, of a planned model."""

@@ -14,7 +14,7 @@ from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.order import Assignment
 from mggcn.planning.run import RankPlan
-from mggcn.train.link_scores import LinkScores, PairDecoder
+from mggcn.train.link_scores import EveryEmbedding, LinkScores, PairDecoder, decoder_layers
 from mggcn.train.pairs import PairLoader
 from mggcn.train.runtime import RankRuntime
 
@@ -38,7 +38,9 @@ def link_scores(
     config: Config, graph: Graph, plan: RankPlan, runtime: RankRuntime, local: Assignment, comm: Communicator
 ) -> LinkScores:
     """Return what scores the validation and test links of a run."""
-    links = {name: rows for name, rows in graph.links.items() if name != "train"}
-    decoder = PairDecoder(runtime.weights.views, config.links.decoder, runtime.backend.upload)
+    metric, backend = config.train.metric, runtime.backend
+    decoder = PairDecoder(decoder_layers(runtime.weights.views, config.links.decoder), backend.upload)
+    if comm.size == 1:
+        return LinkScores(metric, graph.links, decoder, comm, backend, None, local.local)
     shape = BufferSpec("", graph.num_vertices, config.links.embedding, plan.sizes.dtype)
-    return LinkScores(config.train.metric, runtime.inputs, links, decoder, shape, local.local, comm, runtime.backend)
+    return LinkScores(metric, graph.links, decoder, comm, backend, EveryEmbedding(runtime.inputs, shape, comm, backend))

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch import Tensor
 from mggcn.backend.epoch_end import STOP
 from mggcn.errors import ConfigError
 from mggcn.files import parse_object
+from mggcn.nn.link_goal import LinkGoal
 from mggcn.nn.module_parts import (
     Recipe,
     Schedule,
@@ -30,6 +31,7 @@ from mggcn.nn.module_parts import (
     own_loss,
     split_score,
 )
+from mggcn.nn.pairs import users_module
 from mggcn.nn.partitioned import PartitionedGraph
 from mggcn.train.engine import Scores
 from mggcn.train.metrics import SPLITS
@@ -56,15 +58,9 @@ class ModuleEngine:
         self.lower_is_better: bool = recipe.lower_is_better
         self._train = recipe.config.train
         self._seed = self._train.seed
-        labels = part.labels()
-        self._labels = labels.long() if recipe.task == "classes" else _entries(labels, part.dtype, recipe.task)
-        self._masks = [self._split(name) for name in SPLITS]
-        self._num_train = part.count(self._masks[0])
-        self._every_label = part.gather(self._labels if recipe.task == "classes" else self._labels.double()).cpu()
-        self._every_mask = [part.gather(mask.long()).bool().cpu() for mask in self._masks]
+        self._goal: Goal = LinkGoal(recipe, part) if recipe.task == "links" else VertexGoal(recipe, part)
         self._signals = [0.0, 0.0]
-        self._entries: float | None = None
-        self._stepped, self._is_mean = 0, False
+        self._stepped = 0
         self._best: dict[str, Tensor] = {}
         self._make()
 
@@ -74,13 +70,6 @@ class ModuleEngine:
         self._schedule = Schedule(self._optimizer, self._recipe)
         self._plateau: float | None = None
         self._rate = 0.0
-
-    def _split(self, name: str) -> Tensor:
-        data = self._recipe.config.data
-        name = name if data.splits == "main" else f"alt_{name}"
-        if name.endswith("train") or name in self._part.splits:
-            return self._part.split(name, data.split)
-        return torch.zeros_like(self._part.owned)
 
     def start(self, seed: int, step: int, rate: float | None) -> None:
         self._seed, self._plateau = seed, rate
@@ -111,13 +100,15 @@ class ModuleEngine:
         drawn = self._random_state()
         self.module.train()
         self._optimizer.zero_grad()
-        loss = self._loss()
+        looks = self._stepped < MEANS_LOOKED_AT and self.size > 1
+        loss = self._goal.loss(self.module, forward(self.module, part), self._seed, epoch, looks=looks)
         # In the first step alone: later other threads of the process may draw, on_epoch for example.
         if self._stepped == 0 and self.size > 1 and not torch.equal(drawn, self._random_state()):
+            name = type(users_module(self.module)).__name__
             raise ConfigError(
-                f"{type(self.module).__name__} or its loss draws torch's random numbers, which ranks that are threads "
-                "share and others repeat; take mggcn.nn.dropout(x, part, p, self.training), or a torch.Generator of its "
-                "own for numbers that do not depend on rows, or train on one rank"
+                f"{name} or its loss draws torch's random numbers, which ranks that are threads share and others repeat; "
+                "take mggcn.nn.dropout(x, part, p, self.training), or a torch.Generator of its own for numbers that do not "
+                "depend on rows, or train on one rank"
             )
         self._stepped += 1
         signals = torch.tensor([0.0, *self._signals], dtype=torch.float64, device=part.device)
@@ -141,44 +132,21 @@ class ModuleEngine:
         of_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
         return torch.cat([torch.get_rng_state(), *of_device])
 
-    def _loss(self) -> Tensor:
-        """Return this rank's share of the mean over the training vertices of all ranks."""
-        recipe, mask = self._recipe, self._masks[0]
-        scores, labels = self._forward()[mask], self._labels[mask]
-        if recipe.loss is None:
-            total, entries = named_loss(self._train.loss, scores, labels)
-            if self._entries is None:
-                self._entries = max(float(self._part.total(float(entries))), 1.0)
-            return total / self._entries
-        total, mean = own_loss(recipe.loss, scores, labels)
-        # A module may begin with equal scores, of which every mean is the same: then the next steps tell.
-        if mean and not self._is_mean and self._stepped < MEANS_LOOKED_AT and self.size > 1:
-            self._is_mean = check_mean(recipe.loss, scores.detach(), labels, self.rank)
-        self._entries = float(self._num_train)
-        return total / self._num_train
-
-    def _forward(self) -> Tensor:
-        """Return the scores (V, C). Raises: ConfigError if the module returns something else."""
-        scores = forward(self.module, self._part)
-        if self._recipe.task == "classes" and self._recipe.loss is None:
-            classes = int(self._every_label.max()) + 1
-            if scores.shape[1] < classes:
-                raise ConfigError(
-                    f"the module returns {scores.shape[1]} columns, but the labels have {classes} classes"
-                )
-        return scores
-
     def evaluate(self) -> Scores:
-        whole = predicted(self.module, self._part)
-        values = torch.zeros(3, 2, dtype=torch.float64, device=self._part.device)
-        if self.rank == 0:  # once: a user's function need not give the same twice
-            scores = whole.cpu()
-            for number, mask in enumerate(self._every_mask):
-                score = split_score(self._recipe, scores[mask], self._every_label[mask])
-                if score is not None:
-                    values[number] = torch.tensor([score, 1.0], dtype=torch.float64)
-        found = self._part.sum_over_ranks(values).tolist()
-        return {name: score if known else None for name, (score, known) in zip(SPLITS, found, strict=True)}
+        return self._goal.evaluate(self.module, self._embeddings())
+
+    def _embeddings(self) -> Tensor:
+        """Return what the module gives for this rank's rows (V, C), without dropout. Collective."""
+        with torch.no_grad():
+            return forward(self.module.eval(), self._part)
+
+    def links(self, state: Mapping[str, Tensor]) -> dict[str, Mapping[str, float | None]]:
+        """Return every score of links with these weights; the module keeps its own. {} of other tasks. Collective."""
+        before = _copies(self.module)
+        self.module.load_state_dict(dict(state))
+        found = self._goal.every(self.module, self._embeddings())
+        self.module.load_state_dict(before)
+        return found
 
     def compare(self, epoch: int) -> dict[str, float | None]:
         return {}
@@ -240,8 +208,88 @@ class ModuleEngine:
         return self._part.peak_bytes()
 
 
+class Goal(Protocol):
+    """What a module is trained for, on one rank: the loss of what it gives for the rank's rows (V, C), and scores."""
+
+    def loss(self, module: torch.nn.Module, rows: Tensor, seed: int, epoch: int, *, looks: bool) -> Tensor:
+        """Return this rank's share of the loss, a mean over all ranks. looks: whether a user's function that returns one
+        number is looked at. Raises: ConfigError.
+        """
+        ...
+
+    def evaluate(self, module: torch.nn.Module, rows: Tensor) -> Scores:
+        """Return the score of each split. Collective."""
+        ...
+
+    def every(self, module: torch.nn.Module, rows: Tensor) -> dict[str, Mapping[str, float | None]]:
+        """Return every score of links, by split; {} of other tasks. Collective."""
+        ...
+
+
+class VertexGoal:
+    """Labels of vertices: the loss is a mean over the training vertices of all ranks."""
+
+    def __init__(self, recipe: Recipe, part: PartitionedGraph) -> None:
+        self._recipe, self._part = recipe, part
+        labels = part.labels()
+        self._labels = labels.long() if recipe.task == "classes" else _entries(labels, part.dtype, recipe.task)
+        self._masks = [self._split(name) for name in SPLITS]
+        self._num_train = part.count(self._masks[0])
+        self._every_label = part.gather(self._labels if recipe.task == "classes" else self._labels.double()).cpu()
+        self._every_mask = [part.gather(mask.long()).bool().cpu() for mask in self._masks]
+        self._entries: float | None = None
+        self._is_mean = False
+
+    def _split(self, name: str) -> Tensor:
+        data = self._recipe.config.data
+        name = name if data.splits == "main" else f"alt_{name}"
+        if name.endswith("train") or name in self._part.splits:
+            return self._part.split(name, data.split)
+        return torch.zeros_like(self._part.owned)
+
+    def loss(self, module: torch.nn.Module, rows: Tensor, seed: int, epoch: int, *, looks: bool) -> Tensor:
+        recipe, mask = self._recipe, self._masks[0]
+        scores, labels = self._checked(rows)[mask], self._labels[mask]
+        if recipe.loss is None:
+            total, entries = named_loss(recipe.config.train.loss, scores, labels)
+            if self._entries is None:
+                self._entries = max(float(self._part.total(float(entries))), 1.0)
+            return total / self._entries
+        total, mean = own_loss(recipe.loss, scores, labels)
+        # A module may begin with equal scores, of which every mean is the same: then the next steps tell.
+        if mean and not self._is_mean and looks:
+            self._is_mean = check_mean(recipe.loss, scores.detach(), labels, self._part.rank)
+        return total / self._num_train
+
+    def _checked(self, scores: Tensor) -> Tensor:
+        """Return the scores (V, C). Raises: ConfigError for fewer columns than classes."""
+        if self._recipe.task == "classes" and self._recipe.loss is None:
+            classes = int(self._every_label.max()) + 1
+            if scores.shape[1] < classes:
+                raise ConfigError(
+                    f"the module returns {scores.shape[1]} columns, but the labels have {classes} classes"
+                )
+        return scores
+
+    def evaluate(self, module: torch.nn.Module, rows: Tensor) -> Scores:
+        whole = self._part.gather(rows)
+        values = torch.zeros(3, 2, dtype=torch.float64, device=self._part.device)
+        if self._part.rank == 0:  # once: a user's function need not give the same twice
+            scores = whole.cpu()
+            for number, mask in enumerate(self._every_mask):
+                score = split_score(self._recipe, scores[mask], self._every_label[mask])
+                if score is not None:
+                    values[number] = torch.tensor([score, 1.0], dtype=torch.float64)
+        found = self._part.sum_over_ranks(values).tolist()
+        return {name: score if known else None for name, (score, known) in zip(SPLITS, found, strict=True)}
+
+    def every(self, module: torch.nn.Module, rows: Tensor) -> dict[str, Mapping[str, float | None]]:
+        return {}
+
+
 def forward(module: torch.nn.Module, part: PartitionedGraph) -> Tensor:
     """Return a module's scores (V, C) of a rank's rows. Raises: ConfigError if it returns something else."""
+    module = users_module(module)
     scores = module(part.features, part) if arguments_of(module) == 2 else module(part)
     if not isinstance(scores, Tensor) or scores.dim() != 2 or len(scores) != part.num_rows:
         came = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__

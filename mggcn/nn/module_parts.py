@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from mggcn.config import Config, TrainConfig
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Task
+from mggcn.nn.pairs import users_module
 from mggcn.nn.sharing import Sharing
 from mggcn.planning.task import COUNTED, LOWER_IS_BETTER
 from mggcn.train.metrics import counted, gathered_score, label_score
@@ -66,7 +67,7 @@ class Recipe:
         train = self.config.train
         shapes = {name: list(tensor.shape) for name, tensor in self.module.state_dict().items()}
         return {
-            "module": name_of(type(self.module)),
+            "module": name_of(type(users_module(self.module))),
             "loss": train.loss if self.loss is None else name_of(self.loss),
             "metric": self.metric_name,
             "optimizer": train.optimizer if self.optimizer is None else name_of(self.optimizer),
@@ -96,7 +97,7 @@ def check_module(module: Module, config: Config, dtype: torch.dtype) -> None:
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor):
             raise ConfigError(f"{name} of the module's state_dict is not a tensor, and checkpoints hold only tensors")
-    arguments_of(module)
+    arguments_of(users_module(module))
     if config.run.ranks > 1:
         _refuse_rows_apart(module)
     try:

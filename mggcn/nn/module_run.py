@@ -31,16 +31,20 @@ from mggcn.errors import ConfigError, RunError
 from mggcn.files import write_text
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import check_split
+from mggcn.nn.link_goal import scores_of_pairs
 from mggcn.nn.module_engine import ModuleEngine, predicted
 from mggcn.nn.module_parts import Recipe, check_module, check_parts
+from mggcn.nn.pairs import PairModule
 from mggcn.nn.partitioned import PartitionedGraph
 from mggcn.nn.processes import run_processes
 from mggcn.nn.run import run
 from mggcn.nn.sharing import Sharing, share
-from mggcn.planning.task import resolve_task
+from mggcn.planning.links import check_links
+from mggcn.planning.task import METRICS, resolve_task
 from mggcn.runs.began import beginnings
 from mggcn.runs.local import signalled_stop
 from mggcn.runs.train import follower_of, logged, versions_of
+from mggcn.runs.weights import weights_of
 from mggcn.train.checkpoint import Progress
 from mggcn.train.engine import Stop
 from mggcn.train.heartbeat import Heartbeat
@@ -57,6 +61,7 @@ TAKEN = (
     *("schedule_step", "schedule_gamma", "schedule_patience", "schedule_start", "warmup", "patience", "eval_every"),
     *("loss", "metric", "seed", "checkpoint_every", "checkpoint_minutes", "ranks", "threads", "transport", "device"),
     *("precision", "order", "strategy", "timeout_s", "log"),
+    *("negatives", "negatives_from", "decoder", "embedding"),
 )
 """Settings that a user's own module has; others belong to the models of mggcn."""
 
@@ -84,9 +89,24 @@ def recipe_of(
                 f"{part}= takes the place of {', '.join(odd)}; leave {'it' if len(odd) == 1 else 'them'} out"
             )
     config = _resolved(from_tables(by_table(named), config), graph)
+    if graph.links:
+        if parts.get("metric") is not None:
+            raise ConfigError(
+                "metric= is a function of the scores and labels of vertices, and links are scored against their negatives; "
+                f"choose one of {', '.join(METRICS['links'])}"
+            )
+        module = _with_decoder(module, config)
     return _checked(
         Recipe(module=module, config=config, sharing=_sharing(config, sharing), task=graph.task, **parts), graph
     )
+
+
+def _with_decoder(module: Module, config: Config) -> Module:
+    """Return a module with the network that scores pairs of its embeddings, if the run has one."""
+    links = config.links
+    if not links.decoder:
+        return module
+    return PairModule(module, links.embedding, links.decoder, DTYPES[config.run.precision], config.train.seed)
 
 
 def _not_taken(names: list[str]) -> ConfigError:
@@ -103,11 +123,7 @@ def _resolved(config: Config, graph: Graph) -> Config:
             default = getattr(getattr(Config(), table), item.name)
             if item.name not in TAKEN and getattr(getattr(config, table), item.name) != default:
                 raise _not_taken([setting(table, item.name)])
-    if graph.links:
-        raise ConfigError(
-            f"the edges of {graph.name} are split into links, which the models of mggcn predict; a module of your own "
-            "scores vertices: train it on the graph from its source"
-        )
+    check_links(config, graph)
     check_split(graph, config.data.splits, config.data.split)
     transport = config.run.transport
     if config.run.ranks == 1:
@@ -177,7 +193,8 @@ class ModuleRun:
         plan = {
             "module": self.recipe.names() | {name: getattr(self.recipe.sharing, name) for name in SHARING},
             **{name: getattr(config.run, name) for name in ("ranks", "device", "precision", "strategy", "order")},
-            "graph": {name: getattr(graph, name) for name in sizes},
+            # A shape has a column at least; links have no classes, and a module says itself how wide embeddings are.
+            "graph": {name: getattr(graph, name) for name in sizes} | {"num_classes": max(graph.num_classes, 1)},
             "reasons": ["The model is a user's own module: torch allocates its memory, which is not planned."],
             "programs": {"train": []},
             "per_rank": ranks,
@@ -234,6 +251,13 @@ class ModuleRun:
             return np.asarray(own._run(functools.partial(_scores, module))[0])
         return np.asarray(self._run(functools.partial(_scores, module))[0])
 
+    def score_pairs(
+        self, state: Mapping[str, Tensor], pairs: npt.NDArray[np.int64], graph: Graph | None, *, probabilities: bool
+    ) -> npt.NDArray[np.float64]:
+        """Return the scores (K,) of pairs of rows (K, 2), logits of a link or probabilities. Cost, raises: as `predict`."""
+        found = scores_of_pairs(self._module_with(state), self.predict(state, graph), pairs)
+        return torch.from_numpy(found).sigmoid().numpy() if probabilities else found
+
     def _module_with(self, state: Mapping[str, Tensor]) -> Module:
         module = copy.deepcopy(self.recipe.module)
         try:
@@ -275,6 +299,7 @@ def _train_rank(
         peak = int(part.sum_over_ranks(peaks).max())
         if not complete:
             raise Interrupted(flag.signal or signal.SIGTERM)
+        links = engine.links(weights_of(folder, config)) if recipe.task == "links" else {}
         if part.rank == 0:
             result = summary(config.train, progress, engine.metric) | {
                 "seconds_per_epoch": seconds.median(),
@@ -282,6 +307,7 @@ def _train_rank(
                 "measured_peak_bytes": peak,
                 "versions": versions_of(config, str(part.device)),
             }
+            result |= {"links": links} if links else {}
             write_json(folder / "result.json", result | {"graph_sha256": graph_digest(folder)})
 
 

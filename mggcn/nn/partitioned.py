@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError, GraphError
 from mggcn.feed.features import FeatureReader
 from mggcn.graph.check import refuse_summed
+from mggcn.graph.csr import Rows
 from mggcn.graph.vertex_data import to_numpy
 from mggcn.nn.devices import rank_backend
 from mggcn.nn.rank_aggregation import PANEL, RankAggregation
@@ -75,6 +76,8 @@ class PartitionedGraph:
         """Number of relations, R; 0 if edges have no types."""
         self.num_rows: int = int(self._host_ids.size)
         """Number of this rank's rows, V, copies of other ranks' vertices included."""
+        self.links: Mapping[str, Rows] = graph.links
+        """Of a graph that is split into links, those of each split, int32 (M, 2), with fixed negatives (M, 2 + K)."""
         self.dtype: torch.dtype = self._backend.dtype
         """Type of the rows that are aggregated."""
         mine = shared.partition.owned(comm.rank)

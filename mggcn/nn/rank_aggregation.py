@@ -66,7 +66,8 @@ class RankAggregation:
         self.panel = 2**31 if DEVICES[run.device].is_host else PANEL
         """Most columns of a sparse product."""
         self._slots: dict[tuple[BufferSpec, ...], list[Tensor]] = {}
-        self._comm = comm
+        self.comm: Communicator = comm
+        """The transport of this rank."""
         self._agreed: set[tuple[str, int, bool]] = set()
         self.compared: int = 0
         """Calls that were compared with those of the other ranks."""
@@ -127,11 +128,11 @@ class RankAggregation:
 
         Only the first calls and new ones are compared: later calls repeat them, and the host would wait for a GPU.
         """
-        if self._comm.size == 1 or (self.compared >= CHECKED_CALLS and (what, cols, adjoint) in self._agreed):
+        if self.comm.size == 1 or (self.compared >= CHECKED_CALLS and (what, cols, adjoint) in self._agreed):
             return
-        asked = like.new_zeros((self._comm.size, 2), dtype=torch.int64)
-        asked[self._comm.rank, 0], asked[self._comm.rank, 1] = 2 * cols + adjoint, zlib.crc32(what.encode())
-        self._comm.all_reduce(asked).wait()
+        asked = like.new_zeros((self.comm.size, 2), dtype=torch.int64)
+        asked[self.comm.rank, 0], asked[self.comm.rank, 1] = 2 * cols + adjoint, zlib.crc32(what.encode())
+        self.comm.all_reduce(asked).wait()
         found = asked.tolist()
         if any(call != found[0] for call in found):
             calls = [f"rank {r} {('forwards', 'backwards')[n % 2]} with {n // 2}" for r, (n, _) in enumerate(found)]

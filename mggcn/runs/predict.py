@@ -420,12 +420,13 @@ def pair_scores(
     """
     import torch
 
-    from mggcn.train.link_scores import PairDecoder
+    from mggcn.train.link_scores import PairDecoder, decoder_layers
 
     vertices, places = np.unique(pairs, return_inverse=True)
     x = torch.from_numpy(scores_by(scorer, vertices))
     heads, tails = places.reshape(-1, 2).T.copy()
-    found = PairDecoder(state, scorer.config.links.decoder).scores(x, heads, tails[:, None])[:, 0]
+    layers = decoder_layers(state, scorer.config.links.decoder)
+    found = PairDecoder(layers).scores(x, heads, tails[:, None])[:, 0]
     return torch.from_numpy(found).sigmoid().numpy() if probabilities else found
 
 

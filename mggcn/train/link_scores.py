@@ -27,15 +27,14 @@ Ids = npt.NDArray[np.int64]
 
 
 class PairDecoder:
-    """Scores pairs in float64: dot products, or the run's network on products. weights: of the run, by name, as they are
-    when a pair is scored. decoder: settings links.decoder. upload: brings ids to the device of embeddings and weights.
+    """Scores pairs in float64: dot products, or a network on products. layers: weight (D, E) and bias (E,) of each, as they
+    are when a pair is scored. upload: brings ids to the device of embeddings and weights.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], decoder: Sequence[int], upload: Callable[[Ids], Tensor] = torch.from_numpy
+        self, layers: Sequence[tuple[Tensor, Tensor]], upload: Callable[[Ids], Tensor] = torch.from_numpy
     ) -> None:
-        self._weights, self._layers = weights, decoder_names(weights, decoder)
-        self._upload = upload
+        self._layers, self._upload = layers, upload
 
     def scores(self, x: Tensor, heads: Ids, tails: Ids) -> npt.NDArray[np.float64]:
         """Return the scores (n, K) of each row of x in `heads` (n,) with those in `tails` (n, K), some at a time."""
@@ -53,52 +52,27 @@ class PairDecoder:
         if not self._layers:
             return torch.bmm(others, one[:, :, None])[:, :, 0]
         h = others.mul_(one[:, None]).flatten(0, 1)
-        for number, name in enumerate(self._layers):
+        for number, (weight, bias) in enumerate(self._layers):
             h = torch.relu(h) if number else h
-            h = torch.addmm(self._weights[f"{name}.bias"].double(), h, self._weights[f"{name}.weight"].double())
+            h = torch.addmm(bias.double(), h, weight.double())
         return h.view(others.shape[:2])
 
 
-class LinkScores:
-    """Scores the links of a graph that are not trained on. Every rank counts its share of their negatives.
+def decoder_layers(weights: Mapping[str, Tensor], decoder: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """Return the layers that score pairs, of a run's weights by name. decoder: setting links.decoder."""
+    return [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in decoder_names(weights, decoder)]
 
-    links: Rows int32 (M, 2 + K) by split. local int32 (N,): the row of each vertex on one rank. dtype: of embeddings.
-    Memory: planning/links.py.
-    """
 
-    def __init__(
-        self,
-        metric: str,
-        inputs: Inputs,
-        links: Mapping[str, Rows],
-        decoder: PairDecoder,
-        shape: BufferSpec,
-        local: npt.NDArray[np.int32],
-        comm: Communicator,
-        backend: KernelBackend,
-    ) -> None:
-        self._metric, self._backend = metric, backend
-        self._inputs, self._links, self._decoder, self._comm = inputs, links, decoder, comm
-        self._local = local if comm.size == 1 else None
-        if comm.size > 1:
-            self._flat = backend.allocate(shape.nbytes).view(DTYPES[shape.dtype])
-            self._all = self._flat.as_strided((shape.rows, shape.cols), (shape.ld, 1))
-            self._counts = backend.allocate(counts_nbytes(comm.size)).view(torch.float64).view(comm.size, 2, -1)
+class EveryEmbedding:
+    """Gives every rank the embeddings of all vertices, in memory of `shape`. inputs: whose rows this rank's are."""
 
-    def scores(self, z: Tensor) -> dict[str, float | None]:
-        """Return the metric of each split from this rank's embeddings (V, D); None for training links. Collective."""
-        return {name: found.get(self._metric) for name, found in self.every(z).items()}
+    def __init__(self, inputs: Inputs, shape: BufferSpec, comm: Communicator, backend: KernelBackend) -> None:
+        self._inputs, self._comm = inputs, comm
+        self._flat = backend.allocate(shape.nbytes).view(DTYPES[shape.dtype])
+        self._all = self._flat.as_strided((shape.rows, shape.cols), (shape.ld, 1))
 
-    def every(self, z: Tensor) -> dict[str, dict[str, float | None]]:
-        """Return every score of each split from this rank's embeddings (V, D), {} without links to score. Collective."""
-        x = z if self._comm.size == 1 else self._gathered(z)
-        counts = {name: self._count(x, self._links[name]) for name in SPLITS[1:] if name in self._links}
-        if self._comm.size > 1:
-            self._add_up(list(counts.values()))
-        return {name: counts[name].scores() if name in counts else {} for name in SPLITS}
-
-    def _gathered(self, z: Tensor) -> Tensor:
-        """Return the embeddings of all vertices, by vertex."""
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return the embeddings of all vertices, by vertex, from this rank's (V, D). Collective."""
         owned = self._inputs.owned
         ids, rows = (owned.ids, z) if owned.owned is None else (owned.ids[owned.owned], z[owned.owned])
         self._flat.zero_()
@@ -107,13 +81,49 @@ class LinkScores:
         self._comm.synchronize()
         return self._all
 
+
+class LinkScores:
+    """Scores the links of a graph that are not trained on. Every rank counts its share of their negatives.
+
+    links: Rows int32 (M, 2 + K) by split; the training links are not scored. everyone: gives a rank the embeddings of all
+    vertices, by vertex; None: it has them, and rows int32 (N,) is the row of each. Memory: planning/links.py.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        links: Mapping[str, Rows],
+        decoder: PairDecoder,
+        comm: Communicator,
+        backend: KernelBackend,
+        everyone: Callable[[Tensor], Tensor] | None,
+        rows: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        self._metric, self._backend = metric, backend
+        self._links, self._decoder, self._comm = links, decoder, comm
+        self._everyone, self._rows = everyone, rows
+        if comm.size > 1:
+            self._counts = backend.allocate(counts_nbytes(comm.size)).view(torch.float64).view(comm.size, 2, -1)
+
+    def scores(self, z: Tensor) -> dict[str, float | None]:
+        """Return the metric of each split from this rank's embeddings (V, D); None for training links. Collective."""
+        return {name: found.get(self._metric) for name, found in self.every(z).items()}
+
+    def every(self, z: Tensor) -> dict[str, dict[str, float | None]]:
+        """Return every score of each split from this rank's embeddings (V, D), {} without links to score. Collective."""
+        x = z if self._everyone is None else self._everyone(z)
+        counts = {name: self._count(x, self._links[name]) for name in SPLITS[1:] if name in self._links}
+        if self._comm.size > 1:
+            self._add_up(list(counts.values()))
+        return {name: counts[name].scores() if name in counts else {} for name in SPLITS}
+
     def _pieces(self, links: Rows, first: int, last: int) -> Iterator[tuple[slice, Ids]]:
         """Yield links [first, last) some at a time, as rows of embeddings, in Fortran's order."""
         step = max(1, PAIR_BYTES // (8 * links.shape[1]))
         for start in range(first, last, step):
             some = slice(start, min(start + step, last))
             read = links.read(some.start, some.stop)
-            yield some, (read if self._local is None else self._local[read]).astype(np.int64, order="F")
+            yield some, (read if self._rows is None else self._rows[read]).astype(np.int64, order="F")
 
     def _count(self, x: Tensor, links: Rows) -> LinkCounts:
         found = np.empty(links.shape[0])

@@ -45,7 +45,10 @@ class PairLoader:
             everyone = Rows(ids=torch.zeros(1, dtype=torch.int64).expand(num_vertices))
             inputs = runtime.inputs
             runtime.inputs = dataclasses.replace(inputs, rows={**inputs.rows, EVERYONE: everyone})
-        self._memory = None if room is None else _PairMemory(runtime, room)
+        self._memory: PairMemory | None = None
+        if room is not None:
+            self._memory = PairMemory(runtime.backend, room)
+            bind_pairs(runtime, room, self._memory.arrays)
 
     def load(self, batch: Batch) -> None:
         """Make the training program run over this batch. Raises: PlanError for one without pairs, or with too many."""
@@ -60,8 +63,15 @@ class PairLoader:
     def _upload(self, batch: Batch, pairs: Pairs) -> None:
         runtime, backend = self._runtime, self._runtime.backend
         count, real = pairs.heads.size, np.dtype(str(runtime.weights.flat.dtype).removeprefix("torch."))
-        on_device = pair_rows(backend, pairs, real, dot=self._dot, like=self._like)
-        self._like = self._like or on_device.matrix
+        if self._dot:
+            others = np.concatenate([pairs.tails, pairs.heads])[pairs.ends]
+            matrix = backend.sparse(pairs.indptr, others, np.zeros(others.size, real), self._like)
+        else:
+            matrix = backend.sparse(pairs.indptr, pairs.ends, None, self._like)
+        self._like = self._like or matrix
+        heads, tails = backend.upload(pairs.heads), backend.upload(pairs.tails)
+        pair = backend.upload(pairs.ends % np.int32(max(count, 1)))
+        on_device = PairRows(heads=heads, tails=tails, matrix=matrix, pair=pair)
         labels = np.zeros((count, 1), real)
         labels[: pairs.links] = 1
         mean = LossTarget(backend.upload(labels), backend.upload(np.ones(count, np.uint8)), 1.0 / max(pairs.total, 1))
@@ -70,14 +80,17 @@ class PairLoader:
         runtime.programs = {**runtime.programs, "train": runtime.programs["train"].cut(counts)}
 
 
-class _PairMemory:
-    """Pairs of steps over the whole graph, in memory of the device whose addresses do not change."""
+class PairMemory:
+    """Pairs of steps over the whole graph, in memory of the device whose addresses do not change.
 
-    def __init__(self, runtime: RankRuntime, room: PairRoom) -> None:
-        self._backend = runtime.backend
+    arrays: of the room, on the device. Memory: the room's bytes, here and on the device.
+    """
+
+    def __init__(self, backend: KernelBackend, room: PairRoom) -> None:
+        self._backend = backend
         self._packed = PackedPairs(room, torch.zeros(room.nbytes, dtype=torch.uint8))
-        self._memory = self._backend.allocate(room.nbytes)
-        bind_pairs(runtime, room, arrays_of(self._memory, placed(room.arrays())))
+        self._memory = backend.allocate(room.nbytes)
+        self.arrays: Mapping[str, Tensor] = arrays_of(self._memory, placed(room.arrays()))
 
     def write(self, pairs: Pairs) -> None:
         """Have the next step score these pairs. Raises: PlanError for more than were planned."""
@@ -87,16 +100,21 @@ class _PairMemory:
 
 def bind_pairs(runtime: RankRuntime, room: PairRoom, arrays: Mapping[str, Tensor]) -> None:
     """Have the training program score the pairs that lie in these arrays of the device, as they are at each step."""
-    backend, real = runtime.backend, runtime.weights.flat.dtype
+    pairs = pairs_in_place(runtime.backend, room, arrays)
+    _score(runtime, pairs, LossTarget(arrays["labels"].view(-1, 1), arrays["mask"], 0.0, changing=arrays["scale"]))
+
+
+def pairs_in_place(backend: KernelBackend, room: PairRoom, arrays: Mapping[str, Tensor]) -> PairRows:
+    """Return the pairs that lie in these arrays of the device, with room for the gradients of dot products."""
+    real = arrays["labels"].dtype
     values = backend.allocate(2 * room.pairs * real.itemsize).view(real) if room.dot else None
     columns = room.rows if room.dot else 2 * room.pairs
-    pairs = PairRows(
+    return PairRows(
         heads=arrays["heads"],
         tails=arrays["tails"],
         matrix=backend.sparse_in_place(arrays["pair_indptr"], arrays["pair_indices"], values, columns),
         pair=arrays["pair_of"],
     )
-    _score(runtime, pairs, LossTarget(arrays["labels"].view(-1, 1), arrays["mask"], 0.0, changing=arrays["scale"]))
 
 
 def _score(runtime: RankRuntime, pairs: PairRows, mean: LossTarget) -> None:
@@ -104,21 +122,3 @@ def _score(runtime: RankRuntime, pairs: PairRows, mean: LossTarget) -> None:
     inputs = runtime.inputs
     rows = Rows(ids=pairs.heads, target=EntryTarget("bce", mean, NO_ENTRIES))
     runtime.inputs = dataclasses.replace(inputs, rows={**inputs.rows, PAIRS: rows}, pairs=pairs)
-
-
-def pair_rows(
-    backend: KernelBackend, pairs: Pairs, real: np.dtype[np.floating], *, dot: bool, like: Sparse | None = None
-) -> PairRows:
-    """Bring pairs to the device in memory of their own. real: type of sums; dot, like: as of PairLoader and `sparse`."""
-    count = pairs.heads.size
-    if dot:
-        others = np.concatenate([pairs.tails, pairs.heads])[pairs.ends]
-        matrix = backend.sparse(pairs.indptr, others, np.zeros(others.size, real), like)
-    else:
-        matrix = backend.sparse(pairs.indptr, pairs.ends, None, like)
-    return PairRows(
-        heads=backend.upload(pairs.heads),
-        tails=backend.upload(pairs.tails),
-        matrix=matrix,
-        pair=backend.upload(pairs.ends % np.int32(max(count, 1))),
-    )

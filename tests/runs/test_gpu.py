@@ -326,10 +326,10 @@ class Net(torch.nn.Module):
         return scores
 
 
-@places()
+@places(("classes", "links"), ("classes", "links"))
 def test_own_module(name: str, stores: dict[str, Path]) -> None:
     """Fails if a module of one's own trains or predicts otherwise than on a CPU."""
-    graph, found = mggcn.load(stores["classes"]), []
+    graph, found = mggcn.load(stores[name]), []
     for device in ("cpu", "cuda"):
         trainer = mggcn.Trainer(graph, Net(12, 3), seed=31, lr=0.02, device=device, threads=1)
         found.append(([row["loss"] for row in trainer.fit(epochs=4)], trainer.predict()))

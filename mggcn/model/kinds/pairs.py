@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from mggcn.backend.base import KernelBackend
 from mggcn.blocks.block import EVERYONE, PAIRS, RowSet
 from mggcn.memory.arena import BufferSpec
-from mggcn.model.runtime import Runtime, Sizes, require
+from mggcn.model.runtime import PairRows, Runtime, Sizes, require
 from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
 if TYPE_CHECKING:
@@ -105,15 +106,8 @@ class PairDot(PlainKind):
         return _both_ends(value.operands[0].cols, sizes)
 
     def run(self, rt: Runtime, op: Op) -> None:
-        import torch
-
-        x, out, pairs = op.tensor(rt, 0), rt.buffer(op.out), require(rt.inputs.pairs)
         heads, tails = (rt.buffer(op.scratch[end]) for end in ("heads", "tails"))
-        for some in _blocks(out.shape[0], heads.shape[0]):
-            count = some.stop - some.start
-            rt.backend.gather_rows(x, pairs.heads[some], heads[:count])
-            rt.backend.gather_rows(x, pairs.tails[some], tails[:count])
-            torch.sum(heads[:count].mul_(tails[:count]), 1, keepdim=True, out=out[some])
+        pair_dot(rt.backend, op.tensor(rt, 0), require(rt.inputs.pairs), heads, tails, rt.buffer(op.out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +124,7 @@ class PairDotGrad(PlainKind):
         return self.of
 
     def run(self, rt: Runtime, op: Op) -> None:
-        import torch
-
-        g, x, pairs = op.tensor(rt, 0), op.tensor(rt, 1), require(rt.inputs.pairs)
-        torch.index_select(g[:, 0], 0, pairs.pair, out=require(pairs.matrix.values))
-        rt.backend.spmm(pairs.matrix, x, rt.buffer(op.out), accumulate=False, epilogue=None)
+        pair_dot_grad(rt.backend, op.tensor(rt, 0), op.tensor(rt, 1), require(rt.inputs.pairs), rt.buffer(op.out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +144,8 @@ class PairProduct(PlainKind):
         return {"tails": _both_ends(value.cols, sizes)["tails"]}
 
     def run(self, rt: Runtime, op: Op) -> None:
-        x, out, pairs = op.tensor(rt, 0), rt.buffer(op.out), require(rt.inputs.pairs)
         tails = rt.buffer(op.scratch["tails"])
-        for some in _blocks(out.shape[0], tails.shape[0]):
-            count = some.stop - some.start
-            rt.backend.gather_rows(x, pairs.heads[some], out[some])
-            rt.backend.gather_rows(x, pairs.tails[some], tails[:count])
-            out[some].mul_(tails[:count])
+        pair_product(rt.backend, op.tensor(rt, 0), require(rt.inputs.pairs), tails, rt.buffer(op.out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +165,46 @@ class PairProductGrad(PlainKind):
         return {"ends": Scratch(value.cols, 2 * sizes.rows[PAIRS])}
 
     def run(self, rt: Runtime, op: Op) -> None:
-        g, x, pairs = op.tensor(rt, 0), op.tensor(rt, 1), require(rt.inputs.pairs)
-        count = g.shape[0]
-        ends = rt.buffer(op.scratch["ends"])[: 2 * count]
-        for half, other in ((ends[:count], pairs.tails), (ends[count:], pairs.heads)):
-            rt.backend.gather_rows(x, other, half)
-            half.mul_(g)
-        rt.backend.spmm(pairs.matrix, ends, rt.buffer(op.out), accumulate=False, epilogue=None)
+        g, x, out = op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out)
+        ends = rt.buffer(op.scratch["ends"])[: 2 * g.shape[0]]
+        pair_product_grad(rt.backend, g, x, require(rt.inputs.pairs), ends, out)
+
+
+def pair_dot(backend: KernelBackend, x: Tensor, pairs: PairRows, heads: Tensor, tails: Tensor, out: Tensor) -> None:
+    """Compute out (M, 1), the dot product of both rows of x (S, D) of each pair. heads, tails (B, D): room for B rows."""
+    import torch
+
+    for some in _blocks(out.shape[0], heads.shape[0]):
+        count = some.stop - some.start
+        backend.gather_rows(x, pairs.heads[some], heads[:count])
+        backend.gather_rows(x, pairs.tails[some], tails[:count])
+        torch.sum(heads[:count].mul_(tails[:count]), 1, keepdim=True, out=out[some])
+
+
+def pair_dot_grad(backend: KernelBackend, g: Tensor, x: Tensor, pairs: PairRows, out: Tensor) -> None:
+    """Compute out (S, D), the gradient of x from that of the dot products g (M, 1)."""
+    import torch
+
+    torch.index_select(g[:, 0], 0, pairs.pair, out=require(pairs.matrix.values))
+    backend.spmm(pairs.matrix, x, out, accumulate=False, epilogue=None)
+
+
+def pair_product(backend: KernelBackend, x: Tensor, pairs: PairRows, tails: Tensor, out: Tensor) -> None:
+    """Compute out (M, D), the product of both rows of x (S, D) of each pair. tails (B, D): room for B of them."""
+    for some in _blocks(out.shape[0], tails.shape[0]):
+        count = some.stop - some.start
+        backend.gather_rows(x, pairs.heads[some], out[some])
+        backend.gather_rows(x, pairs.tails[some], tails[:count])
+        out[some].mul_(tails[:count])
+
+
+def pair_product_grad(backend: KernelBackend, g: Tensor, x: Tensor, pairs: PairRows, ends: Tensor, out: Tensor) -> None:
+    """Compute out (S, D), the gradient of x from that of the products g (M, D). ends (2 M, D): room for those of ends."""
+    count = g.shape[0]
+    for half, other in ((ends[:count], pairs.tails), (ends[count:], pairs.heads)):
+        backend.gather_rows(x, other, half)
+        half.mul_(g)
+    backend.spmm(pairs.matrix, ends, out, accumulate=False, epilogue=None)
 
 
 def _both_ends(cols: int, sizes: Sizes) -> dict[str, Scratch]:
