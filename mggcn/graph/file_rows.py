@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import mmap
 import warnings
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from mggcn.errors import StoreError
 from mggcn.files import NamedFile, open_file
 from mggcn.graph.csr import Array, ArrayRows
 from mggcn.graph.digests import CheckedFile, FileState, file_state, open_again, read_exactly
+from mggcn.host import machine_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,13 @@ class FileRows:
         return out
 
     def array(self) -> Array:
+        return np.asarray(self._mapped())  # NumPy's class for maps runs Python in every operation, also on rows of it
+
+    def _mapped(self) -> np.memmap[Any, Any]:
         with self._open() as file:
             if self.checked is not None:
                 self.checked.check(file)
-            mapped = np.memmap(file, self.dtype, "r", self.offset, self.shape)
-        return np.asarray(mapped)  # NumPy's class for maps runs Python in every operation, also on rows that were taken
+            return np.memmap(file, self.dtype, "r", self.offset, self.shape)
 
     copied = False
 
@@ -92,7 +96,13 @@ class FileRows:
         return self.in_place().take(ids)
 
     def in_place(self) -> ArrayRows:
-        return ArrayRows(self.array())
+        """Return the rows for reading them by number. Of a file that memory cannot hold, a page is read for each, not the
+        128 KiB around it, which would push out what is read again.
+        """
+        mapped, memory = self._mapped(), machine_memory()
+        if memory is not None and mapped.nbytes > memory.available and hasattr(mmap, "MADV_RANDOM"):
+            cast("mmap.mmap", mapped.base).madvise(mmap.MADV_RANDOM)
+        return ArrayRows(np.asarray(mapped))
 
     def check_start(self) -> None:
         """Compare the block that has the header, where it was not compared yet. Raises: StoreError."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from mggcn.errors import StoreError
+from mggcn.graph import file_rows
 from mggcn.graph.file_rows import FileRows
+from mggcn.host import MachineMemory
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (7,), (7, 3), (0, 3), (3, 0)])
@@ -96,3 +99,19 @@ def test_missing_and_shrinking_files_are_refused(tmp_path: Path) -> None:
         rows.read(0, 100)
     with pytest.raises(StoreError, match="became shorter"):
         replace(rows, opened=None).read(0, 100)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux alone says how a map is read ahead")
+@pytest.mark.parametrize("available", [1 << 20, 1 << 30])
+def test_what_memory_cannot_hold_is_not_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, available: int
+) -> None:
+    """Fails if a row of a file larger than memory brings the 128 KiB around it, or one that fits is read page by page."""
+    np.save(tmp_path / "x.npy", np.arange(1 << 20, dtype=np.int32).reshape(-1, 64))
+    monkeypatch.setattr(file_rows, "machine_memory", lambda: MachineMemory(available, available, None))
+    rows = FileRows.open(tmp_path / "x.npy").in_place()
+    assert rows.take(np.array([5, 3])).tolist() == [list(range(320, 384)), list(range(192, 256))]
+    areas = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    (own,) = (area for area in areas if str(tmp_path / "x.npy") in area)
+    (flags,) = re.findall(r"^VmFlags: (.*)$", own, re.MULTILINE)
+    assert ("rr" in flags.split()) == (available < 4 << 20)
