@@ -104,7 +104,7 @@ def dense(graph: Graph, row_normalize: bool) -> Any:
 def scored(z: torch.Tensor, links: Any) -> dict[str, Any]:
     """Scores of links from embeddings."""
     rows = links.astype(np.int64)
-    found = PairDecoder({}, ()).scores(z, rows[:, 0].copy(), rows[:, 1:])
+    found = PairDecoder(()).scores(z, rows[:, 0].copy(), rows[:, 1:])
     counts = LinkCounts(np.sort(found[:, 0]))
     counts.add(found[:, 0], found[:, 1:])
     return counts.scores()

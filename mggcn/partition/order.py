@@ -60,9 +60,11 @@ def assign(num_vertices: int, ranks: int, order: str, seed: int) -> Assignment:
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise ConfigError(f"ranks must lie in 1 .. {MAX_RANKS}, got {ranks}")
+    if ranks == 1 and order in ("none", "random"):
+        return whole_graph(num_vertices)
     counts = part_sizes(num_vertices, ranks)
     by_position = np.repeat(np.arange(ranks, dtype=np.uint16), counts)
-    if order == "none" or (order == "random" and ranks == 1):
+    if order == "none":
         local = np.concatenate([np.arange(c, dtype=np.int32) for c in counts])
         return Assignment(by_position, local, counts)
     permutation = np.random.default_rng(seed).permutation(num_vertices)

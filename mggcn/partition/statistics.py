@@ -96,12 +96,14 @@ def _part_masks(matrix: CSR, owners: Assignment, part: int) -> npt.NDArray[np.ui
 def tile_statistics(graph: Graph, owners: Assignment, *, self_loops: bool) -> TileStatistics:
     """Count the nonzeros and the distinct columns of every tile of A^T.
 
-    Cost: two sweeps over the edges (one more per 64 ranks, and as many for a directed graph), 8 N bytes. Inserted
-    self-loops count, stored ones too.
+    Cost: two sweeps over the edges (one more per 64 ranks, and as many for a directed graph), 8 N bytes; on one rank one
+    sweep at most. Inserted self-loops count, stored ones too.
     """
     ranks = owners.num_ranks
     nnz = np.zeros(ranks * ranks, np.int64)
-    for chunk in sweep(graph.adj_t, COUNTED):
+    if ranks == 1:
+        nnz[0] = graph.num_edges + (graph.num_vertices - _rows_with_loops(graph.adj_t) if self_loops else 0)
+    for chunk in sweep(graph.adj_t, COUNTED) if ranks > 1 else ():
         rows = np.repeat(owners.owner[chunk.first : chunk.first + chunk.rows].astype(np.int64), np.diff(chunk.indptr))
         nnz += np.bincount(rows * ranks + owners.owner[chunk.indices], minlength=ranks * ranks)
         if self_loops:
@@ -113,6 +115,16 @@ def tile_statistics(graph: Graph, owners: Assignment, *, self_loops: bool) -> Ti
     needed = _rows_needed(graph.adj, owners, self_loops)
     needed_t = needed if graph.symmetric else _rows_needed(graph.adj_t, owners, self_loops)
     return TileStatistics(nnz.reshape(ranks, ranks), needed, needed_t)
+
+
+def _rows_with_loops(matrix: CSR) -> int:
+    """Count the rows that have an entry of their own column. Cost: one sweep, 5 bytes an edge at a time."""
+    count = 0
+    for chunk in sweep(matrix):
+        rows = np.repeat(np.arange(chunk.first, chunk.first + chunk.rows, dtype=np.int32), np.diff(chunk.indptr))
+        loops = rows[rows == chunk.indices]
+        count += int(np.count_nonzero(np.diff(loops))) + bool(loops.size)
+    return count
 
 
 def _rows_needed(matrix: CSR, owners: Assignment, self_loops: bool) -> npt.NDArray[np.int64]:
