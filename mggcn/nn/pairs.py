@@ -68,9 +68,9 @@ def pair_scores(module: Module, x: Tensor, pairs: PairRows, backend: KernelBacke
     each direction and one for the rows at both ends.
     """
     if not isinstance(module, PairModule):
-        scores: Tensor = _Dot.apply(x, pairs, backend)  # type: ignore[no-untyped-call]
+        scores: Tensor = _Dot.apply(x, pairs, backend)  # type: ignore[no-untyped-call]  # torch's apply has no types
         return scores[:, 0]
-    h: Tensor = _Product.apply(x, pairs, backend)  # type: ignore[no-untyped-call]
+    h: Tensor = _Product.apply(x, pairs, backend)  # type: ignore[no-untyped-call]  # torch's apply has no types
     for number, layer in enumerate(module.decoder):
         h = layer(torch.relu(h) if number else h)
     return h[:, 0]
@@ -82,7 +82,7 @@ def every_row(x: Tensor, part: PartitionedGraph) -> Tensor:
     Gradients are those of the sum of all ranks' losses; copies of rows get none. Cost: N rows on every rank, and as many
     bytes sent, in either direction.
     """
-    rows: Tensor = _EveryRow.apply(x, part)  # type: ignore[no-untyped-call]
+    rows: Tensor = _EveryRow.apply(x, part)  # type: ignore[no-untyped-call]  # torch's apply has no types
     return rows
 
 
