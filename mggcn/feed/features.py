@@ -14,7 +14,9 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from mggcn.errors import GraphError
-from mggcn.graph.csr import CSR, Graph, Rows
+from mggcn.graph.csr import CSR, ArrayRows, Graph, Rows
+from mggcn.graph.file_rows import read_ahead
+from mggcn.graph.vertex_data import MappedRows
 from mggcn.partition.order import Assignment
 from mggcn.partition.rows.tiles import MAX_TILE_NNZ, Tile
 from mggcn.partition.sweep import sweep, sweep_nonzeros
@@ -67,6 +69,14 @@ class VertexFeatures:
         else:
             rows = features.take(ids).astype(np.float32, copy=False)
         return self.normalized(rows)
+
+    def read_ahead(self, span: range) -> None:
+        """Have the system read the rows of a span from their file, if one is mapped, before they are read in order."""
+        rows = self.rows
+        while isinstance(rows, MappedRows):
+            rows = rows.rows
+        if isinstance(rows, ArrayRows):
+            read_ahead(rows.data, span.start, span.stop)
 
     def normalized(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Divide rows by the sums of their absolute values, if the run asks for it."""

@@ -111,6 +111,18 @@ class FileRows:
                 self.checked.check_start(file)
 
 
+def read_ahead(array: Array, first: int, last: int) -> None:
+    """Have the system read rows [first, last) of an array in a mapped file together; of one in memory nothing."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, mmap.mmap) or last <= first or not hasattr(mmap, "MADV_WILLNEED"):
+        return
+    begin = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data + first * array.strides[0]
+    start = begin - begin % mmap.PAGESIZE
+    base.madvise(mmap.MADV_WILLNEED, start, begin + (last - first) * array.strides[0] - start)
+
+
 def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     try:
         version = np.lib.format.read_magic(file)

@@ -105,11 +105,13 @@ def memory_alone(plan: RunPlan, machine: Machine, in_float32: Machine) -> list[s
 
 
 def narrow_messages(plan: RunPlan, machine: Machine) -> list[str]:
-    """Return a line saying what mixed is predicted to take, if an epoch in float32 waits for messages; else no line.
+    """Return a line saying what mixed is predicted to take, if a whole graph's epoch waits for messages; else no line.
 
     Nothing chooses a precision by itself: it changes results.
     """
     if plan.config.run.precision not in ("fp32", "tf32") or len(plan.ranks) == 1:
+        return []
+    if plan.config.sample.batch:  # where the host that draws may be what a step waits for
         return []
     cost = training_cost(plan, machine)
     waiting = cost.parts["messages"]

@@ -257,7 +257,9 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
             )
         counted = known[key]
         # Where links are predicted, there is no other way than batches of their own.
-        one = functools.partial(_candidate, trial.run, exact=exact or bool(graph.links), compares=compares)
+        one = functools.partial(
+            _candidate, trial.run, exact=exact or (compares and bool(graph.links)), compares=compares
+        )
         if isinstance(counted, str):
             yield one("libra" if kind == "cut" else "rows", sizes=None, plan=None, reason=counted)
             continue

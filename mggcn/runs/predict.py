@@ -454,6 +454,8 @@ def scores_here(
     model; PlanError if neither fits.
     """
     if (kept is None or plan.by_blocks) and scored_by_blocks(plan, limit := limit_of(config)):
+        returned = graph.num_vertices * plan.shape.num_classes * np.dtype(scale_dtype(config.run.precision)).itemsize
+        limit -= -(-returned // config.run.ranks)  # of all ranks, which are threads here
         return _by_blocks_here(plan, scoring_plan(graph, plan, limit, layer), graph, state)
 
     def body(comm: Communicator) -> tuple[npt.NDArray[np.integer], npt.NDArray[Any]]:

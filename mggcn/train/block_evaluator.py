@@ -118,6 +118,7 @@ class BlockEvaluator:
         # Features that an aggregation reads in another type than they are stored in.
         if INPUT in rows and self._mapped is None:
             for span in self.spans:
+                self._graph.features.read_ahead(span)
                 rows[INPUT][span.start : span.stop].copy_(self._features_of(span))
             self.memory.barrier()
         for stage, program in zip(self._plan.stages.stages, self._plan.programs, strict=True):
@@ -176,6 +177,7 @@ class BlockEvaluator:
         row, col = (None if scale is None else upload(scale) for scale in found)
         dense = whole = None
         if stage.needs_input:
+            self._graph.features.read_ahead(span)
             whole = self.memory.rows.get(INPUT) if self._mapped is None else self._mapped
             dense = self._features_of(span) if whole is None else whole[some]
         ids = upload(np.arange(span.start, span.stop))

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 import io
+import mmap
+import os
 import re
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +15,7 @@ import pytest
 
 from mggcn.errors import StoreError
 from mggcn.graph import file_rows
-from mggcn.graph.file_rows import FileRows
+from mggcn.graph.file_rows import FileRows, read_ahead
 from mggcn.host import MachineMemory
 
 
@@ -115,3 +120,35 @@ def test_what_memory_cannot_hold_is_not_read_ahead(
     (own,) = (area for area in areas if str(tmp_path / "x.npy") in area)
     (flags,) = re.findall(r"^VmFlags: (.*)$", own, re.MULTILINE)
     assert ("rr" in flags.split()) == (available < 4 << 20)
+
+
+def resident(array: np.ndarray) -> float:
+    """Share of an array's pages that are in memory."""
+    first = array.ctypes.data - array.ctypes.data % mmap.PAGESIZE
+    pages = -(-(array.ctypes.data + array.nbytes - first) // mmap.PAGESIZE)
+    states = (ctypes.c_ubyte * pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * mmap.PAGESIZE), states) == 0
+    return float(np.mean(np.frombuffer(states, np.uint8) & 1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone says which pages of a file are in memory")
+def test_rows_that_are_read_in_order_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if what evaluates over a file larger than memory waits for each page, or reads another part of it."""
+    np.save(tmp_path / "x.npy", np.zeros((1 << 14, 256), np.float32))
+    with (tmp_path / "x.npy").open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    monkeypatch.setattr(file_rows, "machine_memory", lambda: MachineMemory(1 << 20, 1 << 20, None))
+    array = FileRows.open(tmp_path / "x.npy").in_place().array()
+    if resident(array) > 0.1:
+        pytest.skip("this file system keeps files in memory")
+    read_ahead(array[1:], 4095, 8191)  # rows 4096 to 8191
+    for _ in range(100):
+        if resident(array[4096:8192]) == 1:
+            break
+        time.sleep(0.05)
+    assert resident(array[4096:8192]) == 1
+    assert resident(array[:4000]) < 0.1
+    assert resident(array[9000:]) < 0.1
+    read_ahead(array, 5, 5)
+    read_ahead(np.zeros((3, 2)), 0, 3)

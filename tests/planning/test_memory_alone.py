@@ -57,6 +57,8 @@ def test_a_plan_says_where_memory_alone_is_gained(
         (["--precision", "mixed"], False),
         (["--set", "model.kind=gat", "--set", "model.heads=2"], False),
         (["--ranks", 1], False),
+        # What the host draws may be what a step waits for.
+        (["--batch", 4096, "--fanout", "15,10,5", "--set", "run.batches=cooperative"], False),
     ],
 )
 def test_a_plan_says_what_narrower_messages_gain(

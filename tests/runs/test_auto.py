@@ -161,6 +161,16 @@ def test_what_no_way_but_one_can_do_is_not_compared() -> None:
     assert "pairs need both ends" in refused[0].note
 
 
+def test_links_leave_delayed_messages_to_who_asks_for_them() -> None:
+    """Fails if an approximation is taken by itself because a graph's edges are its labels."""
+    links = split_links(community(300, 2_000, 8, 3, seed=1), (0.7, 0.1, 0.2))
+    config, choice = resolve_auto(config_of(2, strategy="auto"), links)
+    assert choice is not None
+    inexact = {row.candidate.strategy for row in choice.rows if not row.candidate.exact}
+    assert {"delayed cd-5", "delayed 0c"} <= inexact
+    assert config.run.strategy != "delayed" or config.run.delay == "0"
+
+
 def test_a_shapes_batches_are_compared() -> None:
     """Fails if a bare shape has one way alone, or bounds of all ranks count for each."""
     asked, _ = shared_batches(4)

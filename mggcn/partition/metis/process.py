@@ -99,7 +99,6 @@ def solve(problem: Problem, parts: int, seed: int) -> None:
 
 def _solve_here(problem: Problem, parts: int, seed: int) -> None:
     import pymetis
-    from pymetis._internal import options_indices  # type: ignore[attr-defined]  # pymetis's stubs lack it
 
     integer = np.dtype(pymetis.zero_copy_dtype())
     indices = problem.indices[: problem.indptr[-1]]
@@ -108,12 +107,12 @@ def _solve_here(problem: Problem, parts: int, seed: int) -> None:
         sys.exit(
             f"this build of METIS can count to {limit:,} only, which is too few for the graph; pip install -U pymetis"
         )
-    set_defaults, partition = _functions()
+    set_defaults, partition, places = _functions()
     options = np.empty(40, integer)  # METIS_NOPTIONS; METIS's versions number them differently, pymetis knows its own
     set_defaults(_address(options))
-    options[int(options_indices.SEED)] = seed
+    options[places[0]] = seed
     if len(problem.slack) > 1:
-        options[int(options_indices.NCUTS)] = CUTS
+        options[places[1]] = CUTS
     most = np.array([1 + thousandths / 1000 for thousandths in problem.slack], np.float32)
     edges = None if problem.edge_weights is None else problem.edge_weights[: indices.shape[0]]
     given = (problem.indptr, indices, problem.vertex_weights, None, edges)  # None: what a vertex weighs when it is sent
@@ -128,15 +127,20 @@ def _solve_here(problem: Problem, parts: int, seed: int) -> None:
     problem.part[:] = part
 
 
-def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
-    """Return METIS_SetDefaultOptions and METIS_PartGraphKway of the library that pymetis brings."""
+def _functions() -> tuple[Callable[..., int], Callable[..., int], tuple[int, int]]:
+    """Return METIS_SetDefaultOptions and METIS_PartGraphKway of the library that pymetis brings, and where options hold the
+    seed and the number of cuts.
+    """
     import pymetis
-    from pymetis import _internal as extension
 
     try:
+        from pymetis import _internal as extension
+        from pymetis._internal import options_indices  # type: ignore[attr-defined]  # pymetis's stubs lack it
+
         library = ctypes.CDLL(extension.__file__)
-        return library.METIS_SetDefaultOptions, library.METIS_PartGraphKway
-    except (OSError, AttributeError) as error:
+        places = int(options_indices.SEED), int(options_indices.NCUTS)
+        return library.METIS_SetDefaultOptions, library.METIS_PartGraphKway, places
+    except (ImportError, OSError, AttributeError) as error:
         print(f"METIS in pymetis {pymetis.version} cannot be called ({error}); pip install -U pymetis")
         sys.exit(UNUSABLE)
 

@@ -6,6 +6,7 @@ N vertices, M entries of A + A^T, P parts, C constraints: what every part should
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ MetisKind = Literal["metis", "metis-balanced"]
 SLACK = 10
 """Thousandths above the average that a part may have of the nonzeros, as Libra's parts do, or of the vertices."""
 SLACK_OF_SPLITS = 50
-"""The same of the vertices of a split."""
+"""The same of the vertices of a split; of a small one a part may have one vertex above the even number, rounded up."""
 BLOCK = 1 << 20
 """Entries of the graph that are read at a time: SciPy needs some 40 bytes for each meanwhile."""
 
@@ -78,7 +79,11 @@ def constraints(graph: Graph, settings: MetisSettings) -> dict[str, int]:
     """
     if settings.kind == "metis":
         return {"nonzeros": SLACK}
-    return {"nonzeros": SLACK, "vertices": SLACK, **dict.fromkeys(first_splits(graph), SLACK_OF_SPLITS)}
+    counts = {name: int(np.count_nonzero(mask)) for name, mask in first_splits(graph).items()}
+    # What cannot be met takes METIS from all that can.
+    most = {name: settings.parts * (1 - count // -settings.parts) / count for name, count in counts.items()}
+    slack = {name: max(SLACK_OF_SPLITS, math.ceil(1000 * (part - 1))) for name, part in most.items()}
+    return {"nonzeros": SLACK, "vertices": SLACK, **slack}
 
 
 def metis_memory(num_vertices: int, num_stored: int, symmetric: bool, num_constraints: int = 1) -> MetisMemory:

@@ -166,6 +166,18 @@ def test_constraints_that_are_empty_are_dropped() -> None:
         assert (sum(s.train_per_part), s.val_per_part) == (150 if one is some else 0, (0, 0, 0))
 
 
+@needs_pymetis
+@pytest.mark.parametrize("count", [2, 20])
+def test_a_small_split_costs_no_balance(count: int) -> None:
+    """Fails if METIS is asked for what few vertices cannot be, an equal number on each part, and gives the rest up."""
+    mask = np.zeros((1, 3000), bool)
+    mask[0, np.random.default_rng(3).permutation(3000)[:count]] = True
+    graph = replace(community(3000, 30_000, 2, 8, seed=4), splits={"train": ArrayRows(mask)})
+    found = metis(graph, MetisSettings(parts=8, kind="metis-balanced")).statistics
+    assert max(found.nonzero_balance, found.row_balance) <= 1.03
+    assert max(found.train_per_part) <= -(-count // 8) + 1
+
+
 WRAPPED = """
 import sys
 import numpy as np, pymetis
@@ -200,9 +212,12 @@ def test_a_library_that_cannot_be_called_is_named(tmp_path: Path, monkeypatch: p
     told = SimpleNamespace(__file__=str(tmp_path / "none.so"))
     monkeypatch.setitem(sys.modules, "pymetis", SimpleNamespace(version="1.0", _internal=told))
     monkeypatch.setitem(sys.modules, "pymetis._internal", told)
-    with pytest.raises(SystemExit) as ended:
-        process._functions()
-    assert ended.value.code == process.UNUSABLE
+    for names in ({}, {"options_indices": SimpleNamespace(SEED=8)}):  # and one that knows no number of cuts
+        for name, value in names.items():
+            monkeypatch.setattr(told, name, value, raising=False)
+        with pytest.raises(SystemExit) as ended:
+            process._functions()
+        assert ended.value.code == process.UNUSABLE
     said = "METIS in pymetis 1.0 cannot be called"
     monkeypatch.setattr(sys, "executable", str(script(tmp_path, f"echo '{said}'; exit {process.UNUSABLE}")))
     problem = filled(graph_of(dense_of("path")))
