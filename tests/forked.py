@@ -1,18 +1,23 @@
 """Processes with torch that tests start are forks of the tests' own process, which has loaded it.
 
 A new interpreter needs two seconds of processor time to load torch, a fork some 0.1 s. The processes of a fork are forks
-too. New interpreters start where a test names one (`python -m mggcn`, -c, a shell), and for the ranks and trials of such a
-command: tests/test_output.py, tests/cli/test_signals.py, test_entry.py and test_sweep.py, tests/comm/test_folders.py.
+too. What a test has replaced in the package, and what the package remembers, a fork has as well, and a new interpreter has
+not: a test that replaces something of a program that it starts is to name an interpreter. New interpreters start where a
+test names one (`python -m mggcn`, -c, a shell), and for the ranks and trials of such a command: tests/test_output.py,
+tests/cli/test_signals.py, test_entry.py and test_sweep.py, tests/comm/test_folders.py.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -44,7 +49,7 @@ class Popen(subprocess.Popen[Any]):
         """Start the child. Of `rest` the pipes and the session are heeded: these programs are started with nothing else."""
         command = () if isinstance(args, str | bytes | os.PathLike) else tuple(args)
         length = next((n for n in LENGTHS if command[:n] in PROGRAMS), 0)
-        if not length:
+        if not length or preexec is not None or kept:
             super()._execute_child(args, executable, preexec, close, kept, cwd, env, *rest)  # type: ignore[misc]  # private
             return
         _, _, _, stdin, parents_in, parents_out, stdout, parents_err, stderr, *_, session, _ = rest
@@ -64,9 +69,10 @@ class Popen(subprocess.Popen[Any]):
 def _be_the_child(
     argv: list[str], module: str, streams: Sequence[int], env: Mapping[str, str], cwd: str | None, session: bool
 ) -> NoReturn:
-    """Run the module and end, with what a new interpreter would have, but for what is imported."""
+    """Run the module and end, with what a new interpreter would have, but for what is imported, replaced and remembered."""
     code = 1
     try:
+        atexit._clear()  # the parent's
         gc.freeze()  # files of the parent that nobody reaches would close the child's of the same number
         if session:
             os.setsid()
@@ -74,7 +80,8 @@ def _be_the_child(
             if stream != -1:
                 os.dup2(stream, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, closefd=False) for fd, mode in enumerate("rww"))
+        sys.stdin, sys.stdout = (open(fd, mode, closefd=False) for fd, mode in enumerate("rw"))
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         given = dict(env)
         os.environ.clear()
         os.environ.update(given)
@@ -83,11 +90,11 @@ def _be_the_child(
         sys.argv = argv
         sys.modules.pop(module, None)
         code = _exit_code(module)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     finally:
-        _flush()
-        os._exit(code)
+        _end(code)
 
 
 def _forget() -> None:
@@ -110,6 +117,18 @@ def _exit_code(module: str) -> int:
             return 1
         return leaving.code or 0
     return 0
+
+
+def _end(code: int) -> NoReturn:
+    """End as an interpreter does: after its threads and what is registered for its end, or by Ctrl-C."""
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # private
+        atexit._run_exitfuncs()
+    _flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _flush() -> None:

@@ -114,8 +114,8 @@ def moved(works: Iterable[Work]) -> int:
 
 
 def from_ceilings(rows: list[dict[str, Any]], facts: dict[str, Any]) -> DeviceRates:
-    """Rates as bench.gpu measured them; what it did not measure stays assumed."""
-    device = h200()
+    """Rates as bench.gpu measured them; what it did not measure stays assumed, but for kernels that did not run there."""
+    device = h200() if any(row.get("kind") == "fused" for row in rows) else h200().unfused
     base = gather_of(device)
 
     def best(key: str, unit: float, default: float, **wanted: Any) -> float:

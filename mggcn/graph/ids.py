@@ -28,10 +28,11 @@ def ids_of(graph: Graph) -> Array:
     return ids
 
 
-def rows_of(graph: Graph, vertices: Any) -> Array:
+def rows_of(graph: Graph, vertices: Any, given: str = "vertices") -> Array:
     """Return the rows of some vertices, int64 (K,), in the order given: of their ids, or of a mask, bool (N,).
 
-    Text stands for whole numbers where the graph's ids are whole numbers, as those of a command line.
+    Text stands for whole numbers where the graph's ids are whole numbers, as those of a command line. given: the argument
+    that errors name.
     Raises: ConfigError for an id that no vertex has, or anything that is not a list of ids.
     """
     wanted = np.asarray(vertices)
@@ -43,7 +44,7 @@ def rows_of(graph: Graph, vertices: Any) -> Array:
     whole, what = ids.dtype.kind != "U", "row numbers" if graph.ids is None else "ids of the graph"
     if wanted.ndim != 1 or wanted.dtype.kind not in ("iuU" if whole else "U") or not wanted.size:
         raise ConfigError(
-            f"vertices expects a list of {what}, {'whole numbers' if whole else 'text'}, or a mask of "
+            f"{given} expects a list of {what}, {'whole numbers' if whole else 'text'}, or a mask of "
             f"{graph.num_vertices:,} vertices, got {wanted.dtype} of shape {wanted.shape}"
         )
     try:
@@ -51,7 +52,7 @@ def rows_of(graph: Graph, vertices: Any) -> Array:
         wanted = np.array([int(text) for text in wanted.tolist()]) if whole else wanted
         names = wanted.astype(ids.dtype) if whole else wanted
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"vertices expects {what}, whole numbers: {error}") from error
+        raise ConfigError(f"{given} expects {what}, whole numbers: {error}") from error
     if graph.ids is None:
         rows: Array = np.clip(names, 0, ids.size - 1)
     else:
@@ -61,7 +62,7 @@ def rows_of(graph: Graph, vertices: Any) -> Array:
         rows = order[np.minimum(np.searchsorted(ids[order], names), order.size - 1)]
     if (missing := np.unique(wanted[(ids[rows] != names) | (names != wanted)])).size:
         known = f"0 to {ids.size - 1}" if graph.ids is None else f"such as {_shown(ids)}"
-        raise ConfigError(f"vertices names {_shown(missing)}, but no vertex has such an id; {what} are {known}")
+        raise ConfigError(f"{given} names {_shown(missing)}, but no vertex has such an id; {what} are {known}")
     return rows
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from mggcn.blocks.padded import PairRoom
+from mggcn.config import LinksConfig
 from mggcn.errors import ConfigError
 from mggcn.feed.pairs import LinkDraws, LinkFeed
 from mggcn.nn.module_parts import Recipe, check_mean, named_loss, own_loss
@@ -64,12 +65,20 @@ class LinkGoal:
         return total / batch.pairs.total
 
     def _checked(self, module: Module, embeddings: Tensor) -> Tensor:
-        """Return the embeddings. Raises: ConfigError if the network that scores pairs reads other columns."""
-        columns = self._recipe.config.links.embedding
-        if isinstance(module, PairModule) and embeddings.shape[1] != columns:
+        """Return the embeddings. Raises: ConfigError if their type or columns are not those of the run."""
+        came, columns, name = (
+            embeddings.shape[1],
+            self._recipe.config.links.embedding,
+            type(users_module(module)).__name__,
+        )
+        if embeddings.dtype != self._part.dtype or not came:
             raise ConfigError(
-                f"{type(users_module(module)).__name__} returns {embeddings.shape[1]} columns, and the network of "
-                f"links.decoder reads links.embedding = {columns}; set embedding={embeddings.shape[1]}"
+                f"{name} returns {came} columns of {embeddings.dtype}; embeddings need one at least, of the run's "
+                f"{self._part.dtype}"
+            )
+        if came != columns and (isinstance(module, PairModule) or columns != LinksConfig().embedding):
+            raise ConfigError(
+                f"{name} returns {came} columns, and the run has links.embedding = {columns}; set embedding={came}"
             )
         return embeddings
 

@@ -142,6 +142,8 @@ class ModuleEngine:
 
     def links(self, state: Mapping[str, Tensor]) -> dict[str, Mapping[str, float | None]]:
         """Return every score of links with these weights; the module keeps its own. {} of other tasks. Collective."""
+        if not isinstance(self._goal, LinkGoal):
+            return {}
         before = _copies(self.module)
         self.module.load_state_dict(dict(state))
         found = self._goal.every(self.module, self._embeddings())
@@ -221,10 +223,6 @@ class Goal(Protocol):
         """Return the score of each split. Collective."""
         ...
 
-    def every(self, module: torch.nn.Module, rows: Tensor) -> dict[str, Mapping[str, float | None]]:
-        """Return every score of links, by split; {} of other tasks. Collective."""
-        ...
-
 
 class VertexGoal:
     """Labels of vertices: the loss is a mean over the training vertices of all ranks."""
@@ -282,9 +280,6 @@ class VertexGoal:
                     values[number] = torch.tensor([score, 1.0], dtype=torch.float64)
         found = self._part.sum_over_ranks(values).tolist()
         return {name: score if known else None for name, (score, known) in zip(SPLITS, found, strict=True)}
-
-    def every(self, module: torch.nn.Module, rows: Tensor) -> dict[str, Mapping[str, float | None]]:
-        return {}
 
 
 def forward(module: torch.nn.Module, part: PartitionedGraph) -> Tensor:

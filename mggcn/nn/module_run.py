@@ -89,6 +89,7 @@ def recipe_of(
                 f"{part}= takes the place of {', '.join(odd)}; leave {'it' if len(odd) == 1 else 'them'} out"
             )
     config = _resolved(from_tables(by_table(named), config), graph)
+    sharing_of_run = _sharing(config, sharing)
     if graph.links:
         if parts.get("metric") is not None:
             raise ConfigError(
@@ -96,9 +97,7 @@ def recipe_of(
                 f"choose one of {', '.join(METRICS['links'])}"
             )
         module = _with_decoder(module, config)
-    return _checked(
-        Recipe(module=module, config=config, sharing=_sharing(config, sharing), task=graph.task, **parts), graph
-    )
+    return _checked(Recipe(module=module, config=config, sharing=sharing_of_run, task=graph.task, **parts), graph)
 
 
 def _with_decoder(module: Module, config: Config) -> Module:
@@ -299,7 +298,7 @@ def _train_rank(
         peak = int(part.sum_over_ranks(peaks).max())
         if not complete:
             raise Interrupted(flag.signal or signal.SIGTERM)
-        links = engine.links(weights_of(folder, config)) if recipe.task == "links" else {}
+        links = engine.links(weights_of(folder, config))
         if part.rank == 0:
             result = summary(config.train, progress, engine.metric) | {
                 "seconds_per_epoch": seconds.median(),

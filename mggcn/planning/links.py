@@ -48,7 +48,7 @@ def check_links(config: Config, graph: Graph) -> None:
         )
     if run.precision == "bf16":
         raise ConfigError(
-            "run.precision bf16 would round the sums over pairs of a vertex; choose mixed, which does not"
+            "run.precision bf16 would round the sums over pairs of a vertex; choose fp32, or mixed for a model of mggcn"
         )
     if config.shares_batches:
         raise ConfigError(

@@ -406,9 +406,9 @@ def scores_by(scorer: VertexScorer, rows: npt.NDArray[np.int64]) -> npt.NDArray[
 def rows_of_pairs(graph: Graph, pairs: Any) -> npt.NDArray[np.int64]:
     """Return the rows of pairs of ids (K, 2), as `rows_of`. Raises: ConfigError for other shapes, and as there."""
     wanted = np.asarray(pairs)
-    if wanted.ndim != 2 or wanted.shape[1] != 2:
-        raise ConfigError(f"pairs must be a list of two ids each, (K, 2), got shape {wanted.shape}")
-    return rows_of(graph, wanted.ravel()).reshape(-1, 2)
+    if wanted.ndim != 2 or wanted.shape[1] != 2 or not wanted.size:
+        raise ConfigError(f"pairs must be a list of two ids each, (K, 2), one at least, got shape {wanted.shape}")
+    return rows_of(graph, wanted.ravel(), "pairs").reshape(-1, 2)
 
 
 def pair_scores(

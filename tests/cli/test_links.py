@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
         ["train", "STORE", "--out", "OUT", "--set", "train.label_smoothing=0.1"],
         "belongs to classes, but community_200_1500 is split into links",
     ),
-    "bf16": (["train", "STORE", "--out", "OUT", "--precision", "bf16"], "choose mixed"),
+    "bf16": (["train", "STORE", "--out", "OUT", "--precision", "bf16"], "choose fp32, or mixed"),
     "a loss": (["train", "STORE", "--out", "OUT", "--set", "train.loss=mse"], "which is split into links; choose bce"),
     "dealt without batches": (
         ["train", "STORE", "--out", "OUT", "--set", "sample.deal=ranges"],

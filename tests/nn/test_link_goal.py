@@ -78,7 +78,7 @@ def dense(graph: Graph, module: Any, settings: dict[str, Any]) -> tuple[float, d
     )
     operator = dense_operator(graph, "mean", False)
     x = torch.from_numpy(dense_features(graph))
-    z = pairs.users_module(module).embed(x, lambda h: operator @ h)  # type: ignore[operator]
+    z = pairs.users_module(module).embed(x, lambda h: operator @ h)  # type: ignore[operator]  # a method of Net
     h = z[heads] * z[tails]
     for number, layer in enumerate(getattr(module, "decoder", ())):
         h = layer(torch.relu(h) if number else h)
@@ -199,6 +199,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "metric": ({"metric": lambda scores, labels: 1.0}, "choose one of roc_auc, mrr"),
     "a named metric": ({"metric": "accuracy"}, "roc_auc, mrr, hits@1"),
     "bf16": ({"precision": "bf16"}, "would round the sums over pairs"),
+    "mixed": ({"precision": "mixed", "decoder": (4,)}, "keeps rows in two types"),
+    "tf32": ({"precision": "tf32", "device": "cuda", "decoder": (4,)}, "which torch computes here"),
     "batches": ({"batch": 3, "fanout": (2, 2)}, "belong to the models of mggcn"),
 }
 
@@ -215,5 +217,11 @@ def test_columns_that_the_network_does_not_read_are_refused() -> None:
     """Fails if the widths of embeddings and network differ without a word of which setting says so."""
     with pytest.raises(ConfigError, match=r"Net returns 5 columns, .*; set embedding=5"):
         trainer_of(graph_of(), decoder=(4,)).fit(epochs=1)
+    with pytest.raises(ConfigError, match=r"links.embedding = 9; set embedding=5"):
+        trainer_of(graph_of(), embedding=9).fit(epochs=1)
+    double = Net()
+    double.register_forward_hook(lambda module, given, z: z.double())
+    with pytest.raises(ConfigError, match=r"of torch.float64; embeddings need one at least"):
+        mggcn.Trainer(graph_of(), double, threads=1).fit(epochs=1)
     with pytest.raises(ConfigError, match="negatives is for predicting links"):
         trainer_of(community(60, 300, D, 2, seed=1, train=0.3), negatives=2)
