@@ -122,6 +122,9 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     drop_last: bool
     deal: Literal["global", "ranges", "by-class"]
     plan: Literal["auto", "bound", "run"]
+    rows: Literal["mapped", "owners"]
+    macro: int
+    cache_rows: int
     ahead: int
     compare_gradient: int
     embedding: int

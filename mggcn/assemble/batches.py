@@ -9,23 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from mggcn.assemble.stack import draws_of_links, seeds_of
+from mggcn.assemble.stack import cached_rows, draws_of_links, seeds_of
 from mggcn.backend.base import KernelBackend
+from mggcn.blocks.macrobatch import Macrobatches
 from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.sampler import Sampler
+from mggcn.comm.base import Communicator
 from mggcn.config import Config
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
+from mggcn.feed.fetched import FetchedRows, OwnerRows
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.memory import BatchMemoryPlan, GatheredIn
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch, ReadLabels
+from mggcn.feed.relays import Relays
 from mggcn.feed.sampled import SampledFeed
 from mggcn.feed.seeds import RankSeeds
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype, threads_of
 from mggcn.partition.rows.shard import ShardOptions
+from mggcn.planning.batch_rows import fetch_plan, relay_slots
 from mggcn.planning.batches import (
     gather_threads,
     hops_back,
@@ -87,11 +92,13 @@ def sampled_feed(
     backend: KernelBackend,
     sums: Rows | None = None,
     labels: ReadLabels | None = None,
+    relays: Relays | None = None,
 ) -> SampledFeed:
     """Return the feed of one rank.
 
     graph: `mapped_once`. owner uint16 (N,): the rank of each vertex. norm: norm_of. sums (N, D): A X, where the model reads
     the first layer's sums. backend, labels: on a GPU batches lie in memory that it reads by itself, with their labels.
+    relays: where rows of other ranks are asked of their owners, what does.
     """
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
     assert stack is not None
@@ -117,11 +124,14 @@ def sampled_feed(
     def memory(source: VertexFeatures) -> GatheredIn:
         return functools.partial(GatheredRows, source, spec, DTYPES[dtype], threads=gather_threads(config))
 
+    gathered = memory(reader)
+    if relays is not None:
+        gathered = functools.partial(FetchedRows, relays.rows, spec, DTYPES[dtype])
     batch_memory = BatchMemoryPlan(
         stack=stack,
         slots=slots,
         values=values,
-        features=memory(reader) if first is None or first.itself else None,
+        features=gathered if first is None or first.itself else None,
         sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
         norm=norm,
         share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
@@ -131,7 +141,23 @@ def sampled_feed(
         seeds_of(config, graph, owner), rank, together=config.shares_batches, links=draws_of_links(config, graph)
     )
     sampler = Sampler(adj_t, slots.draws, self_loops=model.self_loops)
-    return SampledFeed(sampler, seeds, batch_memory, sample.ahead, epochs=config.train.epochs)
+    return SampledFeed(sampler, seeds, batch_memory, sample.ahead, epochs=config.train.epochs, relays=relays)
+
+
+def relays_of(
+    config: Config, graph: Graph, plan: RunPlan, owner: Any, reader: VertexFeatures, comm: Communicator
+) -> Relays:
+    """Return what fetches the rows of other ranks. graph, owner: as for `sampled_feed`. Collective."""
+    stack, sample, owned = plan.stack, config.sample, plan.ranks[comm.rank].sizes.owned
+    assert stack is not None
+    cached = cached_rows(graph, owner, comm.rank, sample.cache_rows)
+    storage = DTYPES[STORAGE[config.run.precision]]
+    rows = OwnerRows(fetch_plan(config, plan.shape, owned), owner, reader, storage, comm, cached)
+    slots = relay_slots(config, plan.shape, stack)
+    sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
+    seeds = RankSeeds(seeds_of(config, graph, owner), comm.rank, links=draws_of_links(config, graph))
+    macros = Macrobatches(seeds.num_steps, sample.macro)
+    return Relays(macros, rows, sampler, seeds, slots, sample.ahead, config.train.epochs * seeds.num_steps)
 
 
 def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels | None) -> PackedBatch:

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
-from mggcn.assemble.batches import mapped_once, norm_of, sampled_feed, shard_options
+from mggcn.assemble.batches import mapped_once, norm_of, relays_of, sampled_feed, shard_options
 from mggcn.assemble.first_sums import compute_first_sums
 from mggcn.assemble.links import link_feed, link_scores, pair_loader
 from mggcn.assemble.plan import threads_per_rank
@@ -34,6 +34,7 @@ from mggcn.feed.batch import Batch, Feed, WholeGraph
 from mggcn.feed.features import FeatureReader, VertexFeatures
 from mggcn.feed.labels import read_labels
 from mggcn.feed.norm_scales import NormScales
+from mggcn.feed.relays import Relays
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import SPLITS, evaluated_rows
 from mggcn.memory.device import REAL, TF32_PARTS, not_captured
@@ -157,6 +158,7 @@ def make_rank(
         runtime.run(runtime.programs["setup"])
     load: LoadBatch = _unchanged
     by_blocks: SplitScores | None = None
+    relays: Relays | None = None
     if plan.stack is not None:
         graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
         rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)
@@ -164,7 +166,9 @@ def make_rank(
         sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
         targets = _step_targets(context, runtime, graph)
         labels = None if targets is None else targets.read
-        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, rows, norm, backend, sums, labels)
+        if feed is None and config.fetches_rows:
+            relays = relays_of(config, graph, plan, owner, rows, counted)
+        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, rows, norm, backend, sums, labels, relays)
         load = _loader(context, runtime, feed.stack or plan.stack, rows, norm, targets)
         by_blocks = _split_scores(context, runtime, rows, norm)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()
@@ -195,6 +199,7 @@ def make_rank(
         load,
         alike,
         by_blocks,
+        None if relays is None else relays.counts,
     )
     return Rank(trainer, counted, rank_plan, watch, feed)
 

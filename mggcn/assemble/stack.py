@@ -23,16 +23,19 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.feed.labels import class_weights, rows_of_labels
 from mggcn.feed.pairs import LinkDraws
-from mggcn.feed.seeds import Seeds, ranges_of
+from mggcn.feed.seeds import RankSeeds, Seeds, ranges_of
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
+from mggcn.planning.batch_rows import ReadRows, relay_slots
 from mggcn.planning.batch_sharing import BatchSizes, mean_stack_of, with_batches
 from mggcn.planning.batches import feed_bytes, one_vertex, pads_batches, share_plan, slot_plan, stack_of
 from mggcn.planning.shape import GraphShape
 
 DRAWN = 24
 """Batches that are drawn to plan by: some seconds at most."""
+COUNTED = ("inner", "read", "remote", "entries", "last", "served")
+"""What is counted of drawn batches, as in ReadRows."""
 COMPARED = 2
 """Steps that are drawn to tell how many more rows ranks would compute with batches of their own."""
 LITTLE_BYTES = 256 * MIB
@@ -198,6 +201,51 @@ def drawn_sizes(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> 
         "independent": BatchSizes(stack=apart, rows=rows / DRAWN, distinct=once),
         "cooperative": BatchSizes(stack=joint, rows=once, distinct=once, exchanged=exchanged, steps=DRAWN),
     }
+
+
+def read_rows(
+    config: Config, graph: Graph, shape: GraphShape, owner: Any, macros: tuple[int, ...] = (0,), most: int = DRAWN
+) -> ReadRows:
+    """Draw the first steps of a run on every rank, without features, and count what their batches read of which ranks.
+
+    owner: as for `stack_for`. macros: sizes of macrobatches to count beside single batches, 0 for all that are drawn; most:
+    steps, at most those of an epoch. Cost: P draws a step, and 3 N bytes for each size. Raises: as `seeds_of`.
+    """
+    config = with_batches(config, "independent")
+    bound, ranks = stack_of(config, shape), config.run.ranks
+    assert bound is not None
+    slots = relay_slots(config, shape, bound)
+    sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
+    slot, seeds = Slot(slots), RankSeeds(seeds_of(config, graph, owner), links=draws_of_links(config, graph))
+    drawn = [seeds.step(config.train.seed, number) for number in range(min(most, seeds.num_steps))]
+    sizes = {1, *(min(size or len(drawn), len(drawn)) for size in macros)}
+    found = {name: np.zeros((len(drawn), ranks), np.int64) for name in COUNTED}
+    fetched = {size: np.zeros((-(-len(drawn) // size), ranks), np.int64) for size in sizes}
+    for rank in range(ranks):
+        far, seen = owner != rank, {size: np.zeros(shape.num_vertices, np.bool_) for size in sizes}
+        far[cached_rows(graph, owner, rank, config.sample.cache_rows)] = False
+        for at, step in enumerate(drawn):
+            vertices, _, left_out = seeds.around(step, seeds.all.of_rank(step.seeds, rank))
+            batch = sampler.draw(slot, vertices, step.seed, step.number, left_out)
+            remote = batch.ids[far[batch.ids]]
+            counts = batch.sizes[-2], batch.sizes[-1], remote.size, sum(hop.indices.size for hop in batch.hops)
+            for name, count in zip(COUNTED, (*counts, batch.hops[-1].indices.size), strict=False):
+                found[name][at, rank] = count
+            found["served"][at] += np.bincount(owner[remote], minlength=ranks)
+            for size, union in seen.items():
+                union[remote] = True
+                if (at + 1) % size == 0 or at + 1 == len(drawn):
+                    fetched[size][at // size, rank] = np.count_nonzero(union)
+                    union[:] = False
+    return ReadRows(num_vertices=shape.num_vertices, steps=seeds.num_steps, fetched=fetched, **found)
+
+
+def cached_rows(graph: Graph, owner: Any, rank: int, count: int) -> npt.NDArray[np.int64]:
+    """Return so many vertices of other ranks, ascending, that most have as an in-neighbour, of equal ones the first."""
+    if not count:
+        return np.zeros(0, np.int64)
+    others, reads = np.flatnonzero(owner != rank), np.diff(graph.adj.indptr.array())
+    return np.sort(others[np.argsort(-reads[others], kind="stable")[:count]])
 
 
 def draws_of_links(config: Config, graph: Graph) -> LinkDraws | None:

@@ -10,12 +10,17 @@ import sys
 from pathlib import Path
 
 from mggcn.assemble.plan import in_float32, memory_limit, plan_graph, plan_shape, room_of, this_machine
+from mggcn.assemble.stack import read_rows
 from mggcn.cli.answer import add_json
 from mggcn.cli.colour import painted
 from mggcn.cli.settings import add_settings, read_settings, whole
 from mggcn.config import Config
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
 from mggcn.errors import BackendError, ConfigError, shown
+from mggcn.graph.csr import Graph
+from mggcn.partition.base import Partition
+from mggcn.partition.rows.partition import row_owners
+from mggcn.planning.batch_rows import read_lines, row_bytes_of
 from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone, narrow_messages
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
@@ -59,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "rates)",
     )
     parser.add_argument(
-        "--explain", action="store_true", help="also say what each rewrite of the model did, and its ops"
+        "--explain",
+        action="store_true",
+        help="also say what each rewrite of the model did, its ops, and which rows drawn batches read of other ranks",
     )
     add_json(parser)
     add_settings(parser)
@@ -72,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     limit = None if arguments.machine is None else _machine_limit(config, machine)
     from_ = _from_shape if arguments.store is None else _from_store
     try:
-        config, plan, choice = from_(arguments, config, machine, limit)
+        config, plan, choice, read = from_(arguments, config, machine, limit)
     except NoChoiceError as error:
         if not arguments.json:
             print(shown("\n".join(choice_lines(error.choice)[:-1])))
@@ -86,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
         wide = machine if arguments.machine is not None else this_machine(in_float32(config))
         notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
-        notes += narrow_messages(plan, machine)
+        notes += narrow_messages(plan, machine) + read
         room = room_of(config, None if arguments.machine is None else machine)
         verdict, _, rest = shown(render(plan, limit, notes, arguments.explain, room)).partition("\n")
         fits = plan.largest.total_bytes <= limit
@@ -124,7 +131,7 @@ def _machine_limit(config: Config, machine: Machine) -> int:
 
 def _from_store(
     arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
-) -> tuple[Config, RunPlan, Choice | None]:
+) -> tuple[Config, RunPlan, Choice | None, list[str]]:
     from mggcn.cli.train import store_path
     from mggcn.graph.store import open_store
 
@@ -132,12 +139,22 @@ def _from_store(
         raise ConfigError("give a STORE or the sizes of a bare shape, not both")
     graph = open_store(store_path(arguments.store, arguments.root))
     config, choice = resolve_auto(config, graph, machine, limit)
-    return config, plan_graph(config, graph, machine, limit=limit)[0], choice
+    plan, partition = plan_graph(config, graph, machine, limit=limit)
+    return config, plan, choice, _read_lines(config, graph, plan, partition) if arguments.explain else []
+
+
+def _read_lines(config: Config, graph: Graph, plan: RunPlan, partition: Partition) -> list[str]:
+    """Say which rows batches read of other ranks, counted on drawn ones; nothing on one rank, or without batches."""
+    if not config.sample.batch or config.run.ranks == 1:
+        return []
+    macros = (0,) if config.sample.macro == 1 else (0, config.sample.macro)
+    rows = read_rows(config, graph, plan.shape, row_owners(partition).owner, macros)
+    return read_lines(rows, row_bytes_of(config, plan.shape.num_features), sums=config.sample.first == "drawn")
 
 
 def _from_shape(
     arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
-) -> tuple[Config, RunPlan, Choice | None]:
+) -> tuple[Config, RunPlan, Choice | None, list[str]]:
     missing = [f"--{name}" for name in SHAPE if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(f"mggcn plan needs a STORE or a bare shape; {', '.join(missing)} missing")
@@ -158,7 +175,7 @@ def _from_shape(
     )
     replication = arguments.replication or 0.0
     config, choice = resolve_auto_shape(config, shape, replication, machine, limit)
-    return config, plan_shape(config, shape, replication, machine, limit), choice
+    return config, plan_shape(config, shape, replication, machine, limit), choice, []
 
 
 def _upper_aggregated(arguments: argparse.Namespace) -> int:

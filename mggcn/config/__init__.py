@@ -333,6 +333,20 @@ class Config:
                 bool(sample.drawn_fanout),
                 "sample.first full leaves nothing to draw, because the model sums over neighbours once; choose drawn",
             )
+            _require(
+                sample.rows == "mapped" or (self.run.device == "cpu" and sample.first == "drawn"),
+                "sample.rows owners is for CPUs, and for sample.first drawn: A X lies in a file that all ranks map; choose "
+                "mapped",
+            )
+            _require(
+                sample.rows == "mapped" or self.run.batches == "independent" or self.run.ranks == 1,
+                f"sample.rows owners is for ranks with batches of their own, and run.batches is {self.run.batches}; choose "
+                "independent",
+            )
+            _require(
+                sample.rows == "mapped" or not self.evaluates_by_blocks,
+                "train.evaluate blocks reads any rank's rows from the store, and sample.rows owners does not; choose whole",
+            )
         _require(
             self.run.order != "metis-balanced" or (self.data.splits, self.data.split) == ("main", 0),
             f"run.order metis-balanced makes the first split even among the ranks, and data.splits {self.data.splits}, "
@@ -359,6 +373,11 @@ class Config:
     def shares_batches(self) -> bool:
         """Whether several ranks compute each step's rows together."""
         return self.sample.batch > 0 and self.run.batches == "cooperative" and self.run.ranks > 1
+
+    @property
+    def fetches_rows(self) -> bool:
+        """Whether ranks ask each other for the features of their batches' rows."""
+        return self.sample.batch > 0 and self.sample.rows == "owners" and self.run.ranks > 1
 
     @property
     def evaluates_by_blocks(self) -> bool:

@@ -17,6 +17,7 @@ from mggcn.blocks.relation_order import RelationOrder, RelationPlan
 from mggcn.blocks.shared import Share, SharePlan
 from mggcn.blocks.slot import Slot, SlotPlan
 from mggcn.feed.edge_values import EdgeValues
+from mggcn.feed.fetched import FetchedRows
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Vector = npt.NDArray[Any]
-GatheredIn: TypeAlias = Callable[[Callable[[int], "Tensor"]], GatheredRows]
+Gathered: TypeAlias = GatheredRows | FetchedRows
+GatheredIn: TypeAlias = Callable[[Callable[[int], "Tensor"]], Gathered]
 """Makes the memory of a batch's features from what gives so many bytes."""
 
 
@@ -37,8 +39,8 @@ class BatchMemory:
     slot: Slot
     values: tuple[Vector, ...]
     values_t: tuple[Vector, ...]
-    features: GatheredRows | None
-    sums: GatheredRows | None
+    features: Gathered | None
+    sums: Gathered | None
     scales: Vector
     types: tuple[Vector, ...]
     """The relation of each edge, by hop, and of the transpose's; () without relations."""
@@ -128,7 +130,7 @@ def _vectors(counts: Sequence[int], name: str, real: npt.DTypeLike, packed: Pack
     return tuple(np.empty(n, real) if one is None else one for n, one in zip(counts, given, strict=True))
 
 
-def _gathered(make: GatheredIn | None, name: str, packed: PackedBatch | None) -> GatheredRows | None:
+def _gathered(make: GatheredIn | None, name: str, packed: PackedBatch | None) -> Gathered | None:
     if make is None:
         return None
     return make(allocate if packed is None else lambda nbytes: packed.bytes_of(name)[:nbytes])

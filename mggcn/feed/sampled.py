@@ -18,11 +18,11 @@ from mggcn.blocks.block import RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, Sampler
 from mggcn.blocks.shared import Share
-from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.memory import BatchMemory, BatchMemoryPlan
 from mggcn.feed.norm_scales import NormScales
+from mggcn.feed.relays import Relays
 from mggcn.feed.seeds import RankSeeds, Step
 from mggcn.feed.shared import in_order, part_of, types_in_order
 from mggcn.partition.rows.tiles import scales
@@ -35,7 +35,8 @@ class SampledFeed:
 
     ahead: batches that are made beside the step, also the first ones of the next epoch: whatever runs between two epochs,
     these wait. epochs: how many there are, None if that is not known. keep: whether batches stay valid, for which the
-    threads copy them. Memory: ahead + 1 places, and the order of two epochs, as planning/batches.py counts them.
+    threads copy them. relays: has the rows of other ranks here that batches read; None: all rows are read where they lie.
+    Memory: ahead + 1 places, and the order of two epochs, as planning/batches.py counts them.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class SampledFeed:
         *,
         epochs: int | None = None,
         keep: bool = False,
+        relays: Relays | None = None,
     ) -> None:
         self.stack: Stack = plan.stack
         self.num_steps: int = seeds.num_steps
         self._sampler, self._seeds, self._ahead, self._keep = sampler, seeds, ahead, keep
+        self._relays = relays
         self._values: EdgeValues = plan.values
         self._norm: NormScales | None = plan.norm
         self._threads = ThreadPoolExecutor(ahead, "mggcn-feed") if ahead else None
@@ -81,14 +84,15 @@ class SampledFeed:
 
     def _next(self, seed: int, step: int) -> Batch | None:
         """Return the batch of a step, None if it is too large, and have those behind it drawn."""
-        if self._threads is None:
-            return self._made(seed, step)
+        end = step + self._ahead + 1
+        end = end if self._end is None else max(min(end, self._end), step + 1)
         if self._waiting and self._waiting[0][0] != (seed, step):
             self._drop()
-        end = step + self._ahead + 1
-        for further in range(
-            step + len(self._waiting), end if self._end is None else max(min(end, self._end), step + 1)
-        ):
+        if self._relays is not None:
+            self._relays.fetch(seed, step, end)
+        if self._threads is None:
+            return self._made(seed, step)
+        for further in range(step + len(self._waiting), end):
             self._waiting.append(((seed, further), self._threads.submit(self._made, seed, further)))
         try:
             batch = self._waiting[0][1].result()
@@ -110,14 +114,8 @@ class SampledFeed:
 
     def _halves(self, step: Step, seeds: Vector, *, last: bool) -> Iterator[Batch]:
         """Yield the parts of a step whose seeds on this rank are too many for what was planned."""
-        if seeds.size < 2:
-            what = "vertex" if self._seeds.links is None else "link"
-            raise PlanError(
-                f"the neighbourhood of {what} {seeds[0]} alone is larger than a batch was planned to be; set smaller "
-                "fan-outs or sample.plan = bound"
-            )
-        middle = seeds.size // 2
-        for part, ends in ((seeds[:middle], False), (seeds[middle:], last)):
+        first, second = self._seeds.halves(seeds)
+        for part, ends in ((first, False), (second, last)):
             batch = self._drawn(step, part)
             if batch is None:
                 yield from self._halves(step, part, last=ends)
@@ -129,10 +127,7 @@ class SampledFeed:
         place = self._places[step.number % len(self._places)]
         while place.reads:
             place.reads.pop().synchronize()
-        pairs, left_out, links = None, None, self._seeds.links
-        if links is not None:
-            seeds, pairs = links.of_seeds(step.seed, step.number, step.seeds, seeds)
-            left_out = links.left_out(step.seeds)
+        seeds, pairs, left_out = self._seeds.around(step, seeds)
         try:
             drawn = self._sampler.draw(place.slot, seeds, step.seed, step.number % 2**32, left_out)
         except BatchTooLargeError:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.errors import PlanError
+from mggcn.feed.batch import Pairs
 from mggcn.feed.pairs import LinkDraws
 from mggcn.partition.order import part_sizes
 
@@ -174,6 +176,25 @@ class RankSeeds:
     def own(self, step: Step) -> Ids:
         """Return the seeds around which this rank draws."""
         return step.seeds if self._together else self.all.of_rank(step.seeds, self.rank)
+
+    def around(self, step: Step, seeds: Ids) -> tuple[Ids, Pairs | None, Ids | None]:
+        """Return the vertices around which a batch of some of a step's seeds is drawn, and of links their pairs, and the
+        edges that are left out.
+        """
+        if self.links is None:
+            return seeds, None, None
+        return *self.links.of_seeds(step.seed, step.number, step.seeds, seeds), self.links.left_out(step.seeds)
+
+    def halves(self, seeds: Ids) -> tuple[Ids, Ids]:
+        """Return the halves of seeds that are too many for what was planned. Raises: PlanError for a single one."""
+        if seeds.size < 2:
+            what = "vertex" if self.links is None else "link"
+            raise PlanError(
+                f"the neighbourhood of {what} {seeds[0]} alone is larger than a batch was planned to be; set smaller "
+                "fan-outs or sample.plan = bound"
+            )
+        middle = seeds.size // 2
+        return seeds[:middle], seeds[middle:]
 
 
 def ranges_of(train: Ids, owner: npt.NDArray[np.uint16], ranks: int) -> npt.NDArray[np.uint16]:

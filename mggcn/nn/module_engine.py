@@ -153,6 +153,9 @@ class ModuleEngine:
     def compare(self, epoch: int) -> dict[str, float | None]:
         return {}
 
+    def rows_read(self, epoch: int) -> dict[str, int]:
+        return {}
+
     def keep_best(self) -> None:
         self._best = _copies(self.module)
 

@@ -43,6 +43,11 @@ def check_batches(config: Config) -> None:
         raise ConfigError(
             f"sample.deal is {sample.deal}, and without sample.batch nothing is dealt out; set sample.batch, such as 1024"
         )
+    if sample.rows == "owners":
+        raise ConfigError(
+            "sample.rows is owners, and without sample.batch a rank reads the rows that it owns anyway; set sample.batch, "
+            "such as 1024"
+        )
     if run.batches == "cooperative" and run.ranks > 1:
         raise ConfigError(
             "run.batches is cooperative, and without sample.batch the whole graph is one step; set sample.batch, such as "
@@ -349,3 +354,10 @@ def share_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> Sh
         transposed=back,
         value_bytes=ITEM_BYTES[REAL[config.run.precision]] * (_is_valued(config, shape) or config.model.typed),
     )
+
+
+def steps_of(config: Config, shape: GraphShape) -> int:
+    """Return the steps of an epoch, as far as the number of training vertices is known."""
+    sample = config.sample
+    whole, rest = divmod(shape.num_training or 0, sample.batch) if sample.batch else (1, 0)
+    return max(whole + (rest > 0 and not sample.drop_last), 1)

@@ -52,6 +52,11 @@ def opening_lines(
         )
         if plan.stack.together:
             lines.append("ranks share a batch: each of its rows is computed once, by the rank that owns it")
+        if config.fetches_rows:
+            many = {0: "of an epoch's steps", 1: "of each step"}.get(
+                config.sample.macro, f"of {config.sample.macro:,} steps"
+            )
+            lines.append(f"features of other ranks' vertices come from these, those {many} together")
         if config.sample.deal == "ranges" and len(plan.ranks) > 1:
             lines.append(
                 f"batches depend on the {len(plan.ranks)} ranks: each shuffles a range of the training vertices"

@@ -29,6 +29,7 @@ from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
+from mggcn.planning.batch_rows import fetched_bytes
 from mggcn.planning.batches import (
     device_bytes,
     feed_bytes,
@@ -37,6 +38,7 @@ from mggcn.planning.batches import (
     packed_bytes,
     pads_batches,
     stack_of,
+    steps_of,
 )
 from mggcn.planning.block_evaluation import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
@@ -192,9 +194,7 @@ class RunPlan:
     @property
     def steps(self) -> int:
         """Steps of an epoch, as far as the number of training vertices is known."""
-        sample = self.config.sample
-        whole, rest = divmod(self.shape.num_training or 0, sample.batch) if sample.batch else (1, 0)
-        return max(whole + (rest > 0 and not sample.drop_last), 1)
+        return steps_of(self.config, self.shape)
 
     @property
     def by_blocks(self) -> bool:
@@ -329,6 +329,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         regions["batches on their way"] = sizes.gradient_bytes + (
             device_bytes(config, shape, common.stack, values) if pinned else on_host
         )
+    if config.fetches_rows and common.stack is not None:
+        regions["rows of other ranks"] = fetched_bytes(config, shape, common.stack, rank_sizes.owned)
     if by_blocks is not None:
         regions["evaluation by blocks"] = by_blocks.nbytes
     if pairs is not None:

@@ -16,6 +16,7 @@ from mggcn.model.program import Program
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import Room, advice, smallest_ranks
+from mggcn.planning.batch_rows import fetch_lines
 from mggcn.planning.batches import batch_lines, first_lines
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
@@ -174,6 +175,8 @@ def _batches(plan: RunPlan) -> list[str]:
     nbytes = rank.regions["batches on their way"]
     evaluated = [] if rank.by_blocks is None else ["", *rank.by_blocks.lines(len(plan.ranks))]
     lines = batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes)
+    fetched = rank.regions.get("rows of other ranks", 0)
+    lines += fetch_lines(plan.config, plan.shape, rank.sizes.owned, fetched)
     return ["", *lines, *evaluated]
 
 

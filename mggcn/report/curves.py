@@ -16,6 +16,16 @@ from mggcn.report.run_folder import Json, RunRecord
 Floats = npt.NDArray[np.float64]
 
 _SPLITS = {"train": PALETTE[0], "val": PALETTE[1], "test": PALETTE[2]}
+MORE = {
+    "gradients of steps beside the exact ones": {"gradient_cosine": "cosine", "gradient_ratio": "ratio of norms"},
+    "rows of the input that all batches of an epoch read": {
+        "rows_own": "own",
+        "rows_cached": "kept",
+        "rows_remote": "of other ranks",
+        "rows_fetched": "fetched from them",
+    },
+}
+"""Charts of what only some runs have in their history: titles, and names of the curves."""
 
 
 def draw_curves(record: RunRecord, path: Path) -> Path:
@@ -50,12 +60,10 @@ def curve_charts(record: RunRecord) -> list[str]:
         line_chart(title, losses, logarithmic=True),
         line_chart(named, scores, [float(epoch["epoch"]) for epoch in best]),
     ]
-    if any("gradient_cosine" in epoch for epochs in record.runs.values() for epoch in epochs):
-        compared = {"gradient_cosine": "cosine", "gradient_ratio": "ratio of norms"}
-        lines = [
-            line for number, (key, name) in enumerate(compared.items()) for line in _lines(record, key, name, number)
-        ]
-        charts.append(line_chart(f"gradients of steps beside the exact ones{repeats}", lines))
+    for heading, series in MORE.items():
+        if any(next(iter(series)) in epoch for epochs in record.runs.values() for epoch in epochs):
+            named_lines = (_lines(record, key, name, number) for number, (key, name) in enumerate(series.items()))
+            charts.append(line_chart(f"{heading}{repeats}", [line for lines in named_lines for line in lines]))
     return charts
 
 

@@ -76,6 +76,11 @@ class Engine(Protocol):
     def compare(self, epoch: int) -> dict[str, float | None]:
         """Return how far the gradient of an epoch's first step, which is not trained, is from the exact one."""
 
+    def rows_read(self, epoch: int) -> dict[str, int]:
+        """Return the rows that all ranks' batches of an epoch, from 0, have read, by whose they are, for the history; {}
+        unless ranks fetch rows.
+        """
+
     def keep_best(self) -> None:
         """Keep the weights as those of the best validation score."""
 

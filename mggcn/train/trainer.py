@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class RankTrainer:
         load: LoadBatch = lambda batch: None,
         alike: bool = True,
         by_blocks: SplitScores | None = None,
+        rows_read: Callable[[int, int], dict[str, int]] | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -79,6 +80,8 @@ class RankTrainer:
         self._comparison = Comparison(runtime, self._epoch) if self.compare_every else None
         self._score_again = Repeated(lambda: runtime.run(runtime.programs["evaluate"]), runtime.backend, comm)
         self._by_blocks = by_blocks
+        self._rows_read = rows_read
+        """Of a seed and an epoch."""
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress: Progress = Progress()
         self.epoch_seconds: EpochSeconds = EpochSeconds()
@@ -232,6 +235,9 @@ class RankTrainer:
     def compare(self, epoch: int) -> dict[str, float | None]:
         self.runtime.backend.activate()
         return {} if self._comparison is None else self._comparison.run(self._seed, epoch)
+
+    def rows_read(self, epoch: int) -> dict[str, int]:
+        return {} if self._rows_read is None else self._rows_read(self._seed, epoch)
 
     def keep_best(self) -> None:
         self._best.copy_(self.runtime.weights.flat)

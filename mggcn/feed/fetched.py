@@ -1,0 +1,122 @@
+"""Features of any vertices on a rank that reads its own alone: those of others are asked of their owners, and kept.
+
+Ids go to the owners and rows come back, in three uneven exchanges of all ranks: counts, ids, rows. N vertices, P ranks, K
+rows that are fetched, D features. Source: DistDGL's feature store (Zheng et al., IA3 2020), without servers: ranks ask
+together, because all take every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mggcn.backend.cpu.memory import allocate
+from mggcn.blocks.macrobatch import COUNTS, FetchPlan
+from mggcn.comm.base import Communicator, Event
+from mggcn.feed.gather import GatheredRows
+from mggcn.memory.arena import BufferSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mggcn.feed.features import VertexFeatures
+
+Ids = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int64]
+Relay: TypeAlias = Generator[Event, None, Counts]
+OWN, CACHED, REMOTE = range(3)
+PIECE_BYTES: Final = 1 << 20
+"""Bytes of rows that are gathered at a time: what lies between memory takes no more."""
+
+
+class OwnerRows:
+    """Rows of this rank, of its cache, and of other ranks as they are fetched. Making one is collective.
+
+    owner uint16 (N,): the rank of each vertex; cached: vertices of other ranks whose rows are kept throughout; storage: the
+    type of activations, in which rows travel. Memory: `FetchPlan.nbytes`.
+    """
+
+    def __init__(
+        self,
+        plan: FetchPlan,
+        owner: npt.NDArray[np.uint16],
+        reader: VertexFeatures,
+        storage: torch.dtype,
+        comm: Communicator,
+        cached: Ids,
+    ) -> None:
+        self.plan: FetchPlan = plan
+        self._owner, self._comm = owner, comm
+        self._own = GatheredRows(reader, None, storage)
+        held = plan.held * reader.num_features
+        self._rows = allocate(held * storage.itemsize).view(storage).view(plan.held, reader.num_features)
+        self._place = np.zeros(plan.num_vertices, np.int32)
+        self.whose: npt.NDArray[np.uint8] = np.full(plan.num_vertices, REMOTE, np.uint8)
+        """Of each vertex: OWN, CACHED or REMOTE."""
+        self.whose[owner == comm.rank] = OWN
+        for event in self._exchange(cached, 0, np.zeros(COUNTS, np.int64)):
+            event.wait()
+        self.whose[cached] = CACHED
+
+    def relay(self, slot: int, ids: Ids, counts: Counts) -> Relay:
+        """Fetch the rows of other ranks' vertices, ascending, into one of `at_once` places; return counts of all ranks.
+
+        counts: of this rank, COUNTS of them. What was there before is lost. Yields the event of each of EXCHANGES, which is
+        to be waited for before going on. Collective. Raises: CommError.
+        """
+        return self._exchange(ids, self.plan.cached + slot * self.plan.rows, counts)
+
+    def _exchange(self, ids: Ids, first: int, counts: Counts) -> Relay:
+        """Ask the owners for the rows of vertices, which come to `first` and behind it."""
+        ranks, comm = self._comm.size, self._comm
+        owners = self._owner[ids]
+        ids = ids[np.argsort(owners, kind="stable")]
+        asked = np.bincount(owners, minlength=ranks)
+        told, heard = (torch.zeros(ranks, 1 + COUNTS, dtype=torch.int64) for _ in range(2))
+        told[:, 0], told[:, 1:] = torch.from_numpy(asked), torch.from_numpy(counts)
+        yield comm.all_to_all(heard, told, [1] * ranks, [1] * ranks)
+        wanted, given = asked.tolist(), heard[:, 0].tolist()
+        theirs = torch.empty(sum(given), dtype=torch.int32)
+        yield comm.all_to_all(theirs, torch.from_numpy(ids.astype(np.int32)), given, wanted)
+        rows = self._own.gather(theirs.numpy().astype(np.int64))
+        yield comm.all_to_all(self._rows[first : first + ids.size], rows, wanted, given)
+        # Behind the rows: a thread that gathers meanwhile finds a vertex at its old place or its new one.
+        self._place[ids] = np.arange(first, first + ids.size, dtype=np.int32)
+        found: Counts = heard[:, 1:].sum(0).numpy()
+        return found
+
+    def gather(self, ids: Ids, out: Tensor) -> Tensor:
+        """Write the rows of vertices to `out`, (len(ids), D); others' must have been fetched. Threads may share it.
+
+        Cost: a random access for each.
+        """
+        step = max(1, PIECE_BYTES // max(out.shape[1] * out.element_size(), 1))
+        for start in range(0, ids.size, step):
+            some, piece = ids[start : start + step], out[start : start + step]
+            own = self.whose[some] == OWN
+            piece[torch.from_numpy(own)] = self._own.gather(some[own])
+            far = some[~own]
+            piece[torch.from_numpy(~own)] = self._rows[torch.from_numpy(self._place[far].astype(np.int64))]
+        return out
+
+
+class FetchedRows:
+    """Memory of a batch's features, padded as rows of the arena, which an OwnerRows fills. As GatheredRows."""
+
+    def __init__(
+        self,
+        rows: OwnerRows,
+        spec: BufferSpec,
+        storage: torch.dtype,
+        memory: Callable[[int], Tensor] = allocate,
+    ) -> None:
+        self._from = rows
+        self._rows: Tensor = memory(spec.nbytes).view(storage).as_strided((spec.rows, spec.cols), (spec.ld, 1))
+
+    def gather(self, ids: Ids) -> Tensor:
+        """Return the features of vertices, (len(ids), D), valid until the next call."""
+        return self._from.gather(ids, self._rows[: ids.size])

@@ -1,0 +1,174 @@
+"""Rows of the input that batches read of other ranks: what fetching them takes, planned, and counted on drawn batches.
+
+M steps, P ranks, N vertices, D features, B batches of a macrobatch. Needs no torch. Sources: BatchGNN, eq. 2 to 5; DistDGL,
+figure 10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mggcn.blocks.block import Stack
+from mggcn.blocks.macrobatch import EXCHANGES, ID_BYTES, FetchPlan, Macrobatches, bytes_fetched
+from mggcn.blocks.slot import SlotPlan
+from mggcn.config import Config
+from mggcn.memory.arena import ITEM_BYTES
+from mggcn.memory.device import STORAGE
+from mggcn.memory.units import human
+from mggcn.planning.batches import DRAWN_BYTES, ORDER_BYTES, slot_plan, stack_of, steps_of
+from mggcn.planning.shape import GraphShape
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadRows:
+    """What the batches of the first M steps of a run read, int64 (M, P): of each step, on each rank.
+
+    num_vertices, steps: of the graph, and of an epoch, of which M are drawn. inner: rows for which the last hop draws, V of
+    eq. 4; read: rows of the input, inner ones and new ones; remote: those of them that others own, but for cached ones;
+    served: rows that others read of a rank's; entries: edges of all hops, last: of the last one.
+    fetched: by B, rows that a rank fetches for each macrobatch, (M / B rounded up, P).
+    """
+
+    num_vertices: int
+    steps: int
+    inner: Counts
+    read: Counts
+    remote: Counts
+    served: Counts
+    entries: Counts
+    last: Counts
+    fetched: Mapping[int, Counts]
+
+    @property
+    def ranks(self) -> int:
+        return int(self.read.shape[1])
+
+    @property
+    def drawn(self) -> int:
+        """The steps that were drawn, M."""
+        return int(self.read.shape[0])
+
+    @property
+    def bound(self) -> int:
+        """The most that one macrobatch fetches: every row once on every rank that lacks it, (P - 1) N."""
+        return (self.ranks - 1) * self.num_vertices
+
+    def num_fetched(self, batches: int) -> int:
+        """Return the rows of all ranks that macrobatches of so many batches fetch: counts of eq. 2 for 1, else of eq. 3."""
+        return int(self.fetched[batches].sum())
+
+    def bytes_sent(self, batches: int, row_bytes: int) -> int:
+        """Return the bytes that all ranks send for them."""
+        return bytes_fetched(len(self.fetched[batches]), self.num_fetched(batches), row_bytes, self.ranks)
+
+    def cache_bytes(self, row_bytes: int) -> tuple[int, int]:
+        """Return eq. 4 and eq. 5 in bytes, added up over batches: what they read without a cache of sums, and with it.
+
+        A vertex and an edge are ID_BYTES of topology.
+        """
+        inner, new, edges = (int(x.sum()) for x in (self.inner, self.read - self.inner, self.last))
+        without = (inner + new) * (row_bytes + ID_BYTES) + edges * ID_BYTES
+        return without, inner * (2 * row_bytes + ID_BYTES)
+
+
+def balance(counts: Counts) -> float:
+    """Return the largest rank's count over the mean of the ranks, added up over steps: what a step waits for."""
+    return float(counts.max(1).sum() / max(counts.mean(1).sum(), 1e-300))
+
+
+def row_bytes_of(config: Config, num_features: int) -> int:
+    """Return the bytes of a row on its way, in the type of activations."""
+    return ITEM_BYTES[STORAGE[config.run.precision]] * num_features
+
+
+def read_lines(rows: ReadRows, row_bytes: int, *, sums: bool = True) -> list[str]:
+    """Describe the rows that batches read of other ranks, by BatchGNN's equations, and whether fewer relays or a cache of
+    sums would pay. sums: whether all hops were drawn, so that a cache has something to save.
+    """
+    few, whole = rows.num_fetched(1), max(rows.fetched)
+    of = f"{rows.drawn:,} of an epoch's {rows.steps:,} steps" if rows.drawn < rows.steps else f"{rows.steps:,} steps"
+    lines = [
+        f"rows of other ranks that batches read, counted on {of} of {rows.ranks} ranks: "
+        f"{rows.remote.mean():,.0f} of {rows.read.mean():,.0f} rows of the input of a rank's batch; the largest rank has "
+        f"{balance(rows.read):.3f} times the mean in rows, {balance(rows.entries):.3f} in edges, and sends "
+        f"{balance(rows.served):.3f} times"
+    ]
+    for batches in sorted(rows.fetched):
+        fetched, relays = rows.num_fetched(batches), len(rows.fetched[batches])
+        name = "BatchGNN eq. 2, batch by batch" if batches == 1 else f"BatchGNN eq. 3, macrobatches of {batches:,}"
+        lines.append(
+            f"  {name}: {fetched:,} rows in {relays:,} relay{'s' * (relays > 1)}, "
+            f"{human(rows.bytes_sent(batches, row_bytes))} sent by all"
+        )
+    least = rows.num_fetched(whole)
+    saved = few / max(least, 1)
+    pays = (
+        f"pay: all {whole:,} together send {saved:.2f} times fewer rows"
+        if least < few
+        else "do not pay: no row is read twice"
+    )
+    lines.append(f"  macrobatches {pays}; the bound is (P - 1) N, {rows.bound:,} rows of one relay")
+    if not sums:
+        return lines
+    without, cached = rows.cache_bytes(row_bytes)
+    pays = "pays" if cached < without else "does not pay"
+    lines.append(
+        f"  BatchGNN eq. 4, without a cache of sums: {human(without)} of rows and edges; eq. 5, with it (sample.first = "
+        f"full): {human(cached)}; it {pays}: |V| is {rows.inner.sum():,} and |N(V)| {(rows.read - rows.inner).sum():,}"
+    )
+    return lines
+
+
+def fetch_plan(config: Config, shape: GraphShape, owned: int) -> FetchPlan:
+    """Return what a rank with so many vertices holds of other ranks' rows, if it fetches those of its batches.
+
+    A macrobatch reads at most all that others own, and what fan-outs allow: also a step that comes in halves.
+    """
+    macros, stack = Macrobatches(steps_of(config, shape), config.sample.macro), stack_of(config, shape)
+    assert stack is not None
+    others, ahead = shape.num_vertices - owned, max(config.sample.ahead, 0)
+    cached = min(config.sample.cache_rows, others)
+    return FetchPlan(
+        num_vertices=shape.num_vertices,
+        ranks=config.run.ranks,
+        owned=owned,
+        row_bytes=row_bytes_of(config, shape.num_features),
+        rows=min(others - cached, macros.batches * stack.capacities[0].sources),
+        at_once=macros.at_once(ahead + EXCHANGES * (ahead > 0)),
+        cached=cached,
+    )
+
+
+def relay_slots(config: Config, shape: GraphShape, stack: Stack) -> SlotPlan:
+    """Return what the memory of a batch depends on of which only the input's vertices are read."""
+    return dataclasses.replace(slot_plan(config, shape, stack, 0), places=False)
+
+
+def fetched_bytes(config: Config, shape: GraphShape, stack: Stack, owned: int) -> int:
+    """Return the bytes of a rank for rows that are fetched: held, on their way, and drawn once more to be found."""
+    training = ORDER_BYTES + DRAWN_BYTES * (config.sample.deal == "by-class")
+    drawn = relay_slots(config, shape, stack).nbytes + training * (shape.num_training or shape.num_vertices)
+    return fetch_plan(config, shape, owned).nbytes + drawn
+
+
+def fetch_lines(config: Config, shape: GraphShape, owned: int, nbytes: int) -> list[str]:
+    """Say how rows of other ranks come to a rank with so many vertices; nothing where every rank reads all."""
+    if not config.fetches_rows:
+        return []
+    plan, macros = fetch_plan(config, shape, owned), Macrobatches(steps_of(config, shape), config.sample.macro)
+    many = f"{macros.batches:,} steps together" if macros.batches > 1 else "each step"
+    cached = f"; {plan.cached:,} rows are kept throughout" if plan.cached else ""
+    return [
+        "  a rank reads the features of its own vertices alone; those of others come from their owners, for "
+        f"{many}: at most {plan.rows:,} rows of {human(plan.row_bytes)} in each of {macros.per_epoch:,} relays an "
+        f"epoch{cached}",
+        f"  they take {human(nbytes)} of a rank, with rows of {plan.at_once} relay{'s' * (plan.at_once > 1)} at a time; "
+        "what they send, and how long, is not among what is predicted below; --explain counts the bytes",
+    ]
