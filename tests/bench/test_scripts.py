@@ -148,6 +148,20 @@ def test_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+def test_rows_of_other_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if an order is left out, or more is fetched together than one by one, or than there is."""
+    monkeypatch.setattr(ranks, "ORDERS", ("random", "none"))
+    found = run("cpu.ranks", "--parts", "rows", "--drawn", "community", shared="cache data")["rows"]
+    assert [(row["graph"], row["order"]) for row in found] == [
+        *((name, order) for name in ("products-like", "papers-like") for order in ("random", "none")),
+        ("arxiv-like", "random"),
+    ]
+    for row in found:
+        few, most = ([*row["fetched"].values()][at] for at in (0, -1))
+        assert 0 < most <= min(few, row["bound"])
+
+
+@pytest.mark.slow
 def test_delays_of_whole_runs(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "COST", ("community",))
     monkeypatch.setattr(ranks, "DELAYS", {"cd-5 reuse": ("5", "reuse")})
