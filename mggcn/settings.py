@@ -95,10 +95,12 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     hops: int
     teleport: float
     heads: int
+    inputs: str
     row_normalize: bool
     splits: Literal["main", "alt"]
     split: int
     epochs: int
+    row_optimizer: Literal["adam", "adagrad"]
     momentum: float
     weight_decay: float
     weight_decay_on: Literal["all", "first"]

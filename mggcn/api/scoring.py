@@ -21,6 +21,7 @@ from mggcn.errors import RunError
 from mggcn.files import require_file, temporary_folder
 from mggcn.graph.csr import Graph
 from mggcn.graph.ids import rows_of
+from mggcn.graph.store import graph_sha256
 from mggcn.interop.weights import weights_of_module
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit
@@ -82,8 +83,8 @@ class LastScorer:
         # Another process may train the run of a folder.
         asked = (weights, layer, newest(_folder(run) / "checkpoints"))
         if self._kept is None or self._kept[0] != asked or self._kept[1] is not graph:
-            scorer = predicting.scorer_of(run.config, graph, run.plan.shape, run.state(weights), layer)
-            self._kept = asked, graph, scorer
+            config, read, state = predicting.with_learned(run.config, graph, run.state(weights))
+            self._kept = asked, graph, predicting.scorer_of(config, read, run.plan.shape, state, layer)
         return self._kept[2]
 
 
@@ -93,6 +94,9 @@ def predict(
     """Return what `Trainer.predict` does, of a planned model. Raises: as it."""
     task, shown = run.plan.shape.task, wanted.probabilities
     other = graph if graph is None or isinstance(graph, Graph) else load(graph)
+    if other is not None and run.config.data.learned:
+        predicting.check_own_graph(run.config, other, graph_sha256(run.graph), other.name, "the run")
+        other = None
     if pairs is not None:
         alone = {"layer": wanted.layer, "classes": wanted.classes, "vertices": vertices is not None}
         prediction_files.check_pairs(task, None, alone)
@@ -113,7 +117,7 @@ def predict(
 def _of_all(run: Trained, wanted: Wanted, other: Graph | None) -> Scores:
     """Return the scores of every vertex."""
     layer = wanted.layer
-    if other is not None:
+    if other is not None or (run.config.data.learned and run.in_process):
         return score(run, run.state(wanted.weights), wanted.probabilities, other, layer)
     folder = _folder(run)
     if run.in_process:
@@ -151,6 +155,7 @@ def score(
     tensors = state if isinstance(state, Mapping) else weights_of_module(state, run.config.model)
     config = with_named(run.config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
     graph, limit = run.graph if other is None else other, predicting.limit_of(config)
+    config, graph, tensors = predicting.with_learned(config, graph, tensors)
     if layer is None:
         config, graph = predicting.for_scoring(config, graph, run.plan.shape)
         plan, partition = plan_graph(config, graph, limit=limit)

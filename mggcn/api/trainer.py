@@ -438,6 +438,8 @@ class Trainer:
     def state_dict(self, weights: str = "best") -> dict[str, Tensor]:
         """Return the weights as plain tensors: `layers.<l>.weight` (D, E) and `layers.<l>.bias` (E,), l from 1.
 
+        Learned rows of vertices (`inputs="learned:D"`) are among them as `embedding.weight` (N, D), in the graph's order.
+
         Args:
             weights: As for `predict`.
 
@@ -453,6 +455,8 @@ class Trainer:
 
     def to_pyg(self, weights: str = "best") -> Module:
         """Return the model as a torch module of PyG's layers with its weights: `module(x, edge_index)` gives the scores.
+
+        Of a run on learned rows, x are those: `embedding.weight` of `state_dict`.
 
         Args:
             weights: As for `predict`.
@@ -474,10 +478,9 @@ class Trainer:
                 f"the graph has weights of edges, which {self._config.model.kind} reads; PyG's take them as an argument "
                 "of their own or not at all; predict() scores with them"
             )
-        shape = self._plan.shape
-        return pyg_module(
-            self.state_dict(weights), self._config.model, shape.num_features, shape.num_classes, shape.num_relations
-        )
+        shape, state = self._plan.shape, self.state_dict(weights)
+        state.pop("embedding.weight", None)
+        return pyg_module(state, self._config.model, shape.num_features, shape.num_classes, shape.num_relations)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse copies and pickles, for which ranks, folders and locks have no meaning. Raises: RunError."""
@@ -535,9 +538,9 @@ class Trainer:
 
 
 def _layer_order(name: str) -> tuple[int, bool]:
-    """Order of layers.<l>.weight and layers.<l>.bias; a checkpoint sorts them as text."""
-    _, layer, kind = name.split(".")
-    return int(layer), kind == "bias"
+    """Order of layers.<l>.weight and layers.<l>.bias, behind learned rows; a checkpoint sorts them as text."""
+    _, *layer, kind = name.split(".")
+    return int(layer[0]) if layer else 0, kind == "bias"
 
 
 def _weights_from(source: Any, model: ModelConfig) -> Mapping[str, Tensor]:

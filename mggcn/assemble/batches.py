@@ -112,14 +112,14 @@ def sampled_feed(
         real=np.dtype(scale_dtype(run.precision)),
         num_relations=plan.shape.num_relations if plan.ranks[rank].values.typed else 0,
     )
-    spec = BufferSpec("", stack.capacities[0].sources, reader.num_features, dtype)
+    spec = BufferSpec("", stack.capacities[0].sources, plan.shape.num_features, dtype)
     back = hops_back(plan.ranks[rank].values.training, stack)
     slots = slot_plan(config, plan.shape, stack, back)
     pack: Callable[[], PackedBatch] | None = None
     if pads_batches(config):
         layout = padded_layout(config, plan.shape, stack, plan.ranks[rank].values)
         pack = functools.partial(packed, layout, backend, labels)
-    first = plan.ranks[rank].values.first
+    first, learned = plan.ranks[rank].values.first, plan.ranks[rank].learned is not None
 
     def memory(source: VertexFeatures) -> GatheredIn:
         return functools.partial(GatheredRows, source, spec, DTYPES[dtype], threads=gather_threads(config))
@@ -131,7 +131,7 @@ def sampled_feed(
         stack=stack,
         slots=slots,
         values=values,
-        features=gathered if first is None or first.itself else None,
+        features=gathered if not learned and (first is None or first.itself) else None,
         sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
         norm=norm,
         share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,

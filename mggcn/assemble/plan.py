@@ -292,6 +292,8 @@ def with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit:
         )
     if config.train.evaluate != "auto" or not config.sample.batch:
         return planned(config)
+    if config.data.learned:  # blocks read features from the store
+        return dataclasses.replace(planned(config.evaluating("whole")), config=config)
 
     def by(how: Literal["whole", "blocks"]) -> RunPlan:
         return dataclasses.replace(planned(config.evaluating(how)), config=config)

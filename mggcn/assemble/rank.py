@@ -37,6 +37,7 @@ from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.relays import Relays
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import SPLITS, evaluated_rows
+from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import REAL, TF32_PARTS, not_captured
 from mggcn.model.runtime import Inputs, Rows, Target
 from mggcn.partition.base import Partition
@@ -44,6 +45,7 @@ from mggcn.partition.order import Assignment, whole_graph
 from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.rows.shard import ShardOptions, build_shard
 from mggcn.planning.batches import padded_layout, pads_batches
+from mggcn.planning.learned import row_moments
 from mggcn.planning.links import keeps_pairs, pair_room
 from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_blocks
@@ -54,6 +56,7 @@ from mggcn.train.block_evaluator import BlockEvaluator, EvaluatedGraph, SplitSco
 from mggcn.train.engine import Stop
 from mggcn.train.epoch import LoadBatch
 from mggcn.train.inputs import load_inputs
+from mggcn.train.learned import LearnedRows
 from mggcn.train.link_scores import LinkScores
 from mggcn.train.padded import PaddedLoader
 from mggcn.train.ranking import RankingScores
@@ -150,9 +153,10 @@ def make_rank(
     )
     context = _make_context(config, graph, plan, partition, backend, comm)
     counted, inputs = context.comm, _read_inputs(context)
+    inputs, learned = _learned_rows(context, inputs)
     # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
     aggregations = _build_aggregations(context)
-    runtime = _allocate_runtime(context, inputs, aggregations)
+    runtime = _allocate_runtime(context, inputs, aggregations, learned)
     # A X, once, where X was.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
@@ -368,7 +372,27 @@ def _build_aggregations(context: _RankContext) -> BlockAggregations:
     return build_blocks(plan.training, plan.evaluation.get(WHOLE), built_from, context.config.data)
 
 
-def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: BlockAggregations) -> RankRuntime:
+def _learned_rows(context: _RankContext, inputs: Inputs) -> tuple[Inputs, LearnedRows | None]:
+    """Return the inputs with this rank's learned rows as X, and the rows; None where features are read."""
+    if context.rank_plan.learned is None:
+        return inputs, None
+    plan, stack, sizes = context.plan, context.plan.stack, context.rank_plan.sizes
+    learned = LearnedRows(
+        context.backend,
+        context.comm,
+        context.local_index,
+        BufferSpec("learned rows", sizes.owned, plan.shape.num_features, sizes.dtype),
+        row_moments(context.config.train, batches=stack is not None),
+        None if stack is None else stack.capacities[0].sources,
+    )
+    gradient = None if learned.in_batches else learned.gradient
+    owned = dataclasses.replace(inputs.owned, dense=learned.values, gradient=gradient)
+    return dataclasses.replace(inputs, rows={**inputs.rows, OWNED: owned}), learned
+
+
+def _allocate_runtime(
+    context: _RankContext, inputs: Inputs, aggregations: BlockAggregations, learned: LearnedRows | None
+) -> RankRuntime:
     """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock."""
     plan, backend, config = context.rank_plan, context.backend, context.config
     arena = backend.allocate(plan.arena_bytes)
@@ -384,6 +408,7 @@ def _allocate_runtime(context: _RankContext, inputs: Inputs, aggregations: Block
         counts=backend.allocate(8 * 9 * classes).view(torch.int64).view(3, 3, classes),
         clock=backend.allocate(16).view(torch.int64),
         comm=context.comm,
+        learned=learned,
     )
 
 

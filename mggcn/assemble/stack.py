@@ -59,7 +59,7 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     if bound is None or (plan == "bound" and not config.shares_batches):
         return bound
     inputs = 1 + (config.sample.first == "full")
-    is_small = config.reads_whole_batches or feed_bytes(config, shape, bound, len(bound.blocks), inputs) <= LITTLE_BYTES
+    is_small = config.plans_bounds or feed_bytes(config, shape, bound, len(bound.blocks), inputs) <= LITTLE_BYTES
     if pads_batches(config) and not config.reads_whole_batches:
         sent = 4 * shape.num_features * inputs * bound.capacities[0].sources + 16 * sum(
             c.edges for c in bound.capacities

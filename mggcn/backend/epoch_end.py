@@ -6,6 +6,7 @@ window of E steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -42,7 +43,8 @@ class Step:
 
     values, grads, moments: (W,), elements that no weight covers stay zero; steps float32 (S,); operands: as values, or
     None. clip_norm: grads of a larger norm are scaled down to it, as by torch.nn.utils.clip_grad_norm_; 0: never.
-    Afterwards grads may hold either the original or the scaled gradients.
+    Afterwards grads may hold either the original or the scaled gradients. rows: moves learned rows that a batch has read,
+    given the learning rate; learned rows that all move are a weight of their own memory. Both on a CPU alone.
     """
 
     kind: Literal["adam", "adamw", "sgd"]
@@ -54,6 +56,7 @@ class Step:
     steps: Tensor
     operands: Tensor | None
     clip_norm: float
+    rows: Callable[[float], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", nargs="?", help="store folder, or its name under --root")
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
     for name in SHAPE:
-        parser.add_argument(f"--{name}", type=whole, metavar="NUMBER", help=f"number of {name} of a bare shape")
+        of, learned = f"number of {name} of a bare shape", ", or learned:D, also of a STORE" * (name == "features")
+        kind = _features if learned else whole
+        parser.add_argument(f"--{name}", type=kind, metavar="NUMBER", help=f"{of}{learned}")
     parser.add_argument("--symmetric", action="store_true", help="bare shape: every edge is stored in both directions")
     parser.add_argument(
         "--feature-nonzeros", type=whole, metavar="NUMBER", help="bare shape: nonzeros of sparse features"
@@ -69,12 +71,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also say what each rewrite of the model did, its ops, and which rows drawn batches read of other ranks",
     )
     add_json(parser)
-    add_settings(parser)
+    add_settings(parser, without="--features")
+
+
+def _features(text: str) -> int | str:
+    """Return a number of features, or the text that names learned rows."""
+    return text if ":" in text else whole(text)
+
+
+_features.__name__ = whole.__name__
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; exit code 2 if it does not fit."""
+    if isinstance(arguments.features, str):
+        arguments.setting_inputs, arguments.features = arguments.features, None
     config = read_settings(arguments)
+    if arguments.store is None and config.data.learned:
+        arguments.features = config.data.learned
     machine = _machine(arguments, config)
     limit = None if arguments.machine is None else _machine_limit(config, machine)
     from_ = _from_shape if arguments.store is None else _from_store

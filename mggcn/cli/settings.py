@@ -43,6 +43,11 @@ FLAGS = {
     ),
     "--memory-limit": ("run", "memory_limit", "bytes per rank, such as 80GiB; 0: what is free"),
     "--log": ("run", "log", "where the history goes beside history.jsonl: none or tensorboard"),
+    "--features": (
+        "data",
+        "inputs",
+        "what is read of each vertex: stored, or learned:D, a row of D numbers trained with the weights",
+    ),
     "--epochs": ("train", "epochs", "number of epochs"),
     "--batch": ("sample", "batch", "training vertices of a step; all: the whole graph"),
     "--fanout": (
@@ -101,8 +106,8 @@ def _described(setting: Setting, width: int, *, whole: bool) -> list[str]:
     ]
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a configuration."""
+def add_settings(parser: argparse.ArgumentParser, without: str = "") -> None:
+    """Add the flags of a configuration. without: a flag that the command has with a meaning of its own."""
     defaults = to_tables(Config())
     group = parser.add_argument_group("settings", "the flags below override --set, which overrides --config")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
@@ -110,6 +115,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="any setting, such as model.hidden=16,16"
     )
     for flag, (table, key, text) in FLAGS.items():
+        if flag == without:
+            parser.set_defaults(**{f"setting_{key}": None})
+            continue
         metavar = flag.lstrip("-").rpartition("-")[2].upper()
         text += f" ({_range(table, key, '{}, ')}default: {defaults[table][key]})"
         shown = text if table != "debug" else argparse.SUPPRESS

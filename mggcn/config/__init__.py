@@ -51,6 +51,10 @@ MetricName = Literal[
 class DataConfig:
     """Table [data]: the parts of the store that a run reads, and how."""
 
+    inputs: str = "stored"
+    """What a model reads of each vertex. stored: its features; learned:D, such as learned:64: a row of D numbers of its own
+    instead, an embedding, which is trained with the weights. Rows start uniform in +-1 / sqrt(D), named by seed and vertex,
+    and belong to the graph on which they are trained; each is stored and moved by the rank that owns its vertex."""
     row_normalize: bool = False
     """Divide each vertex's features by the sum of their absolute values (Kipf & Welling's recipe)."""
     splits: Literal["main", "alt"] = "main"
@@ -60,6 +64,22 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _settle(self, "data")
+        kind, _, width = self.inputs.partition(":")
+        learned = kind == "learned" and width.isascii() and width.isdigit() and int(width) >= 1
+        _require(
+            learned or self.inputs == "stored",
+            f"data.inputs must be stored, or learned:D with D of 1 or more, such as learned:64, got {self.inputs!r}",
+        )
+        object.__setattr__(self, "inputs", f"learned:{int(width)}" if learned else "stored")
+        _require(
+            not (self.learned and self.row_normalize),
+            f"data.row_normalize divides features, and data.inputs {self.inputs} reads none; leave one of them out",
+        )
+
+    @property
+    def learned(self) -> int:
+        """Columns of the learned rows of vertices; 0: a run reads features."""
+        return int(self.inputs.partition(":")[2] or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +93,10 @@ class TrainConfig:
     """Learning rate at epoch 0."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """Optimiser, as in torch.optim."""
+    row_optimizer: Literal["adam", "adagrad"] = "adam"
+    """How learned rows (data.inputs) move in a run on batches: a step moves those that it reads, and no others. adam: as
+    torch.optim.SparseAdam, with moments of these rows alone and bias corrections by all steps; adagrad: as
+    torch.optim.Adagrad with sparse gradients. Neither decays. Over the whole graph train.optimizer moves all rows."""
     momentum: Annotated[float, Range(0, below=1)] = 0.0
     """Momentum of sgd; 0: none."""
     weight_decay: Annotated[float, Range(0)] = 0.0
@@ -362,12 +386,41 @@ class Config:
                 self.run.device == "cpu",
                 "train.evaluate blocks computes on CPUs; with --device cuda leave it out",
             )
+        self._check_learned()
         several = model.residual == "linear" or model.kind in ("gin", "gatv2", "rgcn")
         if self.train.weight_decay_on == "first" and (several or (model.kind == "sage" and model.aggregator != "gcn")):
             raise ConfigError(
                 "debug.weight_decay_on first is for models with one matrix in their first layer (gcn, gat, sgc, appnp, "
                 f"mlp, no linear residual), got model.kind {model.kind}, model.residual {model.residual}; use all"
             )
+
+    def _check_learned(self) -> None:
+        """Refuse settings that do not go with learned rows. Raises: ConfigError."""
+        run, train, sample, rows = self.run, self.train, self.sample, f"data.inputs {self.data.inputs}"
+        if not self.data.learned:
+            return
+        refused = (
+            (run.device != "cpu", f"{rows} trains on CPUs alone so far; leave --device cuda out"),
+            (run.precision == "bf16", f"{rows} needs rows that small steps move, finer than bf16; choose mixed"),
+            (run.features == "sparse", f"{rows} keeps dense rows; leave debug.features sparse out"),
+            (run.strategy == "delayed", f"{rows} has each row on one rank, and delayed cuts vertices; choose halo"),
+            (
+                train.clip_norm > 0,
+                f"train.clip_norm needs all gradients on a rank, and {rows} shares them; leave it out",
+            ),
+            (train.repeat > 1, f"train.repeat keeps weights in one file, and {rows} on all ranks; run each train.seed"),
+            (sample.first == "full", f"sample.first full computes A X once, and {rows} moves X; choose drawn"),
+            (sample.plan == "run", f"sample.plan run may halve a step, and {rows} exchanges rows once; choose auto"),
+            (sample.rows == "owners", f"sample.rows owners fetches features, and {rows} has none; leave it out"),
+            (train.evaluate == "blocks", f"train.evaluate blocks reads stored features, and not {rows}; choose whole"),
+        )
+        for wrong, message in refused:
+            _require(not wrong, message)
+
+    @property
+    def plans_bounds(self) -> bool:
+        """Whether batches are planned by their bounds, so that none is cut into halves."""
+        return self.reads_whole_batches or self.data.learned > 0
 
     @property
     def shares_batches(self) -> bool:

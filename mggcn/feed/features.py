@@ -56,8 +56,8 @@ class VertexFeatures:
         features = self.rows
         return features.num_cols if isinstance(features, CSR) else features.shape[1]
 
-    def gather(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Return float32 (len(ids), D). Cost: a random access for each; of files, a map (`Rows.in_place`)."""
+    def gather(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return (len(ids), D), as `in_single`. Cost: a random access for each; of files, a map (`Rows.in_place`)."""
         features = self.rows
         if isinstance(features, CSR):
             starts, stops = (features.indptr.array()[ids + end] for end in (0, 1))
@@ -67,7 +67,7 @@ class VertexFeatures:
             values = 1.0 if features.values is None else features.values.array()[places]
             rows[np.repeat(np.arange(ids.size), counts), features.indices.array()[places]] = values
         else:
-            rows = features.take(ids).astype(np.float32, copy=False)
+            rows = in_single(features.take(ids))
         return self.normalized(rows)
 
     def read_ahead(self, span: range) -> None:
@@ -108,8 +108,8 @@ class FeatureReader:
     def _features(self) -> Rows | CSR:
         return self.anywhere.rows
 
-    def dense(self) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]]:
-        """Yield (local ids, float32 (rows, D)) of the owned rows, in the order of the file, about 8 MiB at a time."""
+    def dense(self) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[Any]]]:
+        """Yield (local ids, (rows, D)) of the owned rows as `in_single`, in the order of the file, some 8 MiB at a time."""
         features = self._features
         step = max(1, BLOCK_BYTES // (4 * max(self.num_features, 1)))
         if isinstance(features, CSR):
@@ -122,9 +122,9 @@ class FeatureReader:
             for start in range(0, self.graph.num_vertices, step):
                 yield self._owned(start, features.read(start, min(start + step, self.graph.num_vertices)))
 
-    def _owned(self, start: int, block: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def _owned(self, start: int, block: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
         mine = self.owners.owner[start : start + block.shape[0]] == self.rank
-        rows = block[mine].astype(np.float32, copy=False)
+        rows = in_single(block[mine])
         return self.owners.local[start : start + block.shape[0]][mine], self.anywhere.normalized(rows)
 
     def sparse(self, dtype: npt.DTypeLike, scale: npt.NDArray[Any] | None) -> Tile:
@@ -160,6 +160,11 @@ class FeatureReader:
         if scale is not None:
             values *= np.repeat(scale, np.diff(indptr)).astype(dtype)
         return Tile(indptr, indices, values)
+
+
+def in_single(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return rows of features in float32; rows that a run in float64 has learned stay as they are."""
+    return rows if rows.dtype == np.float64 else rows.astype(np.float32, copy=False)
 
 
 def transposed(matrix: Tile, num_cols: int) -> tuple[Tile, npt.NDArray[np.int32]]:

@@ -35,7 +35,8 @@ class Builder:
     """Makes the values of one model. training: whether dropout drops.
 
     num_classes: C; num_relations: R, 0 where edges have no types; counted: whether values of edges are numbers of parallel
-    ones, which attention reads. blocks: of a step, the input's first. parameters: those created so far, by name.
+    ones, which attention reads. blocks: of a step, the input's first. parameters: those created so far, by name. learned:
+    whether the input has a gradient.
     """
 
     config: ModelConfig
@@ -45,6 +46,7 @@ class Builder:
     counted: bool = False
     blocks: tuple[Block, ...] = (WHOLE,)
     parameters: dict[str, Parameter] = field(default_factory=dict)
+    learned: bool = False
     _layers: int = 0
     _aggregates: int = 0
     _masks: int = 0
@@ -89,7 +91,7 @@ class Builder:
 
     def input(self, num_features: int) -> Value:
         """Return the features X (V, D), dropped as model.input_dropout says."""
-        x = Value(Input(of=self.blocks[0].sources), (), num_features)
+        x = Value(Input(of=self.blocks[0].sources, learned=self.learned), (), num_features)
         return elementwise(x, EpilogueSpec(dropout=self.config.input_dropout if self.training else 0.0))
 
     def linear(self, x: Value, cols: int) -> Value:

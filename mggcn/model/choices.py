@@ -82,15 +82,19 @@ def choose_input(
     precision: str,
     *,
     gathered: bool = False,
+    learned: bool = False,
 ) -> InputChoice:
     """Choose the form in which the input of a model with these layers is stored.
 
     setting: debug.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X, under K sums one after
     the other as A_hat^K X: layer 1 then needs no SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat
     X, or becomes dense, whichever does least work per epoch. gathered: whether each step reads the rows of its batch; they
-    are X, and dense. Raises: PlanError for sparse where X cannot stay so.
+    are X, and dense. learned: whether each step moves X, which is then dense, too. Raises: PlanError for sparse where X
+    cannot stay so.
     """
     dense = _dense_bytes(shape, precision)
+    if learned:
+        return InputChoice(nbytes=dense, reason="X is learned: every step moves its rows")
     if gathered:
         return InputChoice(nbytes=dense, reason="X is gathered for each batch")
     use = next((layer for layer in layers if layer.first), None)

@@ -48,7 +48,7 @@ class Choices:
     evaluation. num_relations: of the graph's edges, 0 without types. counted: whether values of edges are numbers of
     parallel ones. compared: whether the exact gradient is wanted beside that of a step's blocks. pairs: how pairs of the
     results are scored, which the loss then compares. first: whether the sums of a step's first block are gathered, so that
-    its edges are not read.
+    its edges are not read. learned: whether the input is trained.
     """
 
     shape: InputShape
@@ -64,6 +64,7 @@ class Choices:
     compared: bool = False
     pairs: PairScoring | None = None
     first: bool = False
+    learned: bool = False
 
     @property
     def rounds(self) -> bool:
@@ -102,9 +103,14 @@ class Values:
         return replace(self, training=prune(self.training, blocks), explained=(*self.explained, line))
 
     @property
+    def learned(self) -> bool:
+        """Whether training has gradients of the input."""
+        return any(isinstance(value.kind, Input) and value.kind.learned for value in self.training.values())
+
+    @property
     def inputs(self) -> int:
-        """Return how many of X and A X a step reads."""
-        return 1 if self.first is None else 1 + self.first.itself
+        """Return how many of X and A X a feed gathers: learned rows come after it."""
+        return 0 if self.learned else 1 if self.first is None else 1 + self.first.itself
 
     @property
     def typed(self) -> bool:
@@ -139,15 +145,23 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
     sizes = (num_features, num_classes, choices.num_relations)
     blocks = choices.blocks
     written, parameters = _written(
-        network, config, *sizes, training=True, counted=choices.counted, blocks=blocks, pairs=choices.pairs
+        network,
+        config,
+        *sizes,
+        training=True,
+        counted=choices.counted,
+        blocks=blocks,
+        pairs=choices.pairs,
+        learned=choices.learned,
     )
     _check_precision(written, choices.precision)
     over_blocks, first = read_first_sums(written, blocks[0]) if choices.first else (written, None)
     uses = _layer_uses(over_blocks, config, dict(zip(blocks[::-1], choices.capacities[::-1], strict=False)))
     if not uses:
         raise PlanError("the model has no dense layer: there is no weight matrix to train; add b.linear")
+    gathered = blocks[0].sources != OWNED
     choice = choose_input(
-        config, uses, choices.shape, choices.features, choices.precision, gathered=blocks[0].sources != OWNED
+        config, uses, choices.shape, choices.features, choices.precision, gathered=gathered, learned=choices.learned
     )
     layers = of_graph = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
     if first is not None:
@@ -206,9 +220,10 @@ def _written(
     counted: bool = False,
     blocks: tuple[Block, ...] = (WHOLE,),
     pairs: PairScoring | None = None,
+    learned: bool = False,
 ) -> tuple[Graph, dict[str, Parameter]]:
     """The graph as the model's function writes it."""
-    builder = Builder(config, num_classes, training, num_relations, counted, blocks)
+    builder = Builder(config, num_classes, training, num_relations, counted, blocks, learned=learned)
     logits = network(builder, builder.input(num_features), config)
     if logits.cols != num_classes:
         raise PlanError(f"the model returns {logits.cols} columns for {num_classes} classes; return one for each class")

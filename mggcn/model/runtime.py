@@ -75,8 +75,8 @@ class Rows:
 
     ids int64 (V,): original ids. row_scale, col_scale (V,) or None: S_r, S_c. owned int64: rows that are no copies of
     another rank's, None if all. counted uint8: 1 for rows that a step has, 0 for those that fill up its memory; None: a
-    step has all. dense (V, D): X or A_hat X; sums (V, D): A_hat X, of a batch that may read both. target: of the set whose
-    rows the loss compares.
+    step has all. dense (V, D): X or A_hat X; sums (V, D): A_hat X, of a batch that may read both; gradient (V, D): memory
+    for that of X, where X is learned. target: of the set whose rows the loss compares.
     """
 
     ids: Tensor
@@ -86,6 +86,7 @@ class Rows:
     counted: Tensor | None = None
     dense: Tensor | None = None
     sums: Tensor | None = None
+    gradient: Tensor | None = None
     target: Target | None = None
 
 

@@ -36,7 +36,12 @@ DEGREE_BYTES = 72
 
 def check_batches(config: Config) -> None:
     """Refuse settings that only batches read where there are none. Raises: ConfigError."""
-    sample, run = config.sample, config.run
+    sample, run, rows = config.sample, config.run, config.train.row_optimizer
+    if rows != "adam" and not (sample.batch and config.data.learned):
+        raise ConfigError(
+            f"train.row_optimizer {rows} moves learned rows that a batch reads; set data.inputs, such as learned:64, and "
+            "sample.batch, or leave it out"
+        )
     if sample.batch:
         return
     if sample.deal != "global":
@@ -95,12 +100,14 @@ def batch_lines(
         gathered = (
             f"of the host's memory for each rank, nearly all pinned, and {human(nbytes)} of its GPU's; {gathered}"
         )
+    if config.data.learned:
+        gathered = gathered.replace("the graph's features", "the rows of all vertices")
     return [
         *lines,
         *_shared_lines(config, stack),
         f"  {count} {human(pinned_bytes)} {gathered}" if pinned_bytes else f"  {count} {human(nbytes)}; {gathered}",
-        f"  files of the graph are read in place: up to {human(_mapped_bytes(shape))}, which ranks share, and the system "
-        "takes back as it needs: no part of the peak",
+        f"  files of the graph are read in place: up to {human(_mapped_bytes(config, shape))}, which ranks share, and the "
+        "system takes back as it needs: no part of the peak",
     ]
 
 
@@ -123,9 +130,11 @@ def _shared_lines(config: Config, stack: Stack) -> list[str]:
     return [f"  ranks share a batch: every row is computed once{first}{more}", *lines]
 
 
-def _mapped_bytes(shape: GraphShape) -> int:
+def _mapped_bytes(config: Config, shape: GraphShape) -> int:
     """Bytes of the files that batches map: row pointers, columns and weights of edges, features."""
     edges = 8 * shape.num_vertices + (4 + 4 * shape.weighted) * shape.num_edges
+    if config.data.learned:
+        return edges
     if shape.feature_nnz is None:
         return edges + 4 * shape.num_vertices * shape.num_features
     return edges + 8 * (shape.num_vertices + shape.feature_nnz)

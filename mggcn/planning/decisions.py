@@ -86,6 +86,7 @@ class RunDecisions:
                 compared=stack is not None and config.sample.compare_gradient > 0,
                 pairs=scoring_of(config, shape),
                 first=first is not None,
+                learned=config.data.learned > 0,
             ),
         )
         stack = None if stack is None else gathered_first(stack, values.training)

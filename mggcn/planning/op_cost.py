@@ -202,16 +202,21 @@ def items_by_op(
             sent += len(statistics)
             yield op.label, [*_work(sizes, op), *statistics]
     training = program is rank.train
+    learned = rank.learned if training else None
+    if learned is not None and learned.messages:
+        each = learned.bytes_sent // learned.messages
+        messages = list[Item]()
+        for number in range(learned.messages):
+            messages += [Send("all_to_all", each, each), Await(sent + number)]
+        yield "rows of vertices", messages
     if rank.ranks > 1:
         sums = (rank.gradient_bytes, 8 * SIGNALS) if training else rank.score_bytes
         yield "sums over ranks", [Sum(nbytes) for nbytes in sums]
     if training:
         # Weights and states are read and written, gradients read.
         passes = 3 + 2 * OPTIMIZER_STATES[plan.config.train.optimizer]
-        yield (
-            "optimizer",
-            [Work(kind="overhead", streamed=passes * rank.gradient_bytes, calls=AFTER[plan.config.run.device])],
-        )
+        moved = passes * rank.gradient_bytes + (0 if learned is None else learned.bytes_moved)
+        yield "optimizer", [Work(kind="overhead", streamed=moved, calls=AFTER[plan.config.run.device])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

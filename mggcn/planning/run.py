@@ -42,6 +42,7 @@ from mggcn.planning.batches import (
 )
 from mggcn.planning.block_evaluation import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
+from mggcn.planning.learned import LearnedPlan, plan_learned
 from mggcn.planning.links import host_pair_bytes, keeps_pairs, pair_bytes, pair_matrix, pair_room, score_sums
 from mggcn.planning.programs import Lowering, Programs
 from mggcn.planning.pruning import LayerRows, set_bytes
@@ -84,6 +85,8 @@ class RankPlan:
     """Memory of the host in which batches, or pairs of links, wait for a GPU."""
     by_blocks: BlockEvaluation | None = None
     """How evaluations run by blocks; None: by the whole graph's program."""
+    learned: LearnedPlan | None = None
+    """Learned rows of vertices; None: a run reads features."""
 
     @property
     def train(self) -> Program:
@@ -152,6 +155,7 @@ class RankPlan:
             return 0
         between = sum(len(op.kind.sums_over_ranks) for op in program.ops)
         after = 2 if program is self.train else len(self.score_bytes)
+        after += self.learned.messages if program is self.train and self.learned is not None else 0
         return sum(num_messages(steps) for steps in self.steps(program)) + between + after
 
     def bytes_sent(self, program: Program) -> int:
@@ -163,6 +167,7 @@ class RankPlan:
             return 0
         phases = self._phases(program)
         sent = -(-sum(bytes_sent(steps) for phase in phases for steps in self.steps(program, phase)) // len(phases))
+        sent += self.learned.bytes_sent if program is self.train and self.learned is not None else 0
         return sent + self.bytes_summed(program)
 
     def bytes_summed(self, program: Program) -> int:
@@ -339,6 +344,9 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         regions["pairs and their scores"] = pair_bytes(config, shape, pairs, kept)
         if not rank_sizes.device.is_host:
             pinned += host_pair_bytes(config, shape, pairs, kept)
+    learned = plan_learned(config, shape, rank_sizes.owned, common.stack)
+    if learned is not None:
+        regions["learned rows, beside themselves"] = learned.nbytes
     if programs.exact:
         regions["exact gradient"] = sizes.compared_bytes
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
@@ -364,4 +372,5 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         rows=required,
         pinned_bytes=pinned,
         by_blocks=by_blocks,
+        learned=learned,
     )

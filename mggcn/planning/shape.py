@@ -63,17 +63,19 @@ class GraphShape:
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
     """Return the sizes of a graph that a plan needs.
 
-    Cost: as `features_nnz`, and for sparse features a sample of A_hat X. Raises: GraphError for a graph without features.
+    Cost: as `features_nnz`, and for sparse features a sample of A_hat X. Raises: GraphError for a graph without features,
+    unless rows are learned.
     """
-    features = graph.features
-    if features is None:
+    features, learned = graph.features, config.data.learned
+    if features is None and not learned:
         raise GraphError(
             f"{graph.name} has no features; give it some: prepare it with --features FILE, degree or identity (in Python: "
-            'mggcn.load(..., features="degree"))'
+            'mggcn.load(..., features="degree")), or learn a row for each vertex: train it with --features learned:64'
         )
     if config.model.attends:
         refuse_summed(graph)
-    model, nnz = config.model, features_nnz(features, config.run.features)
+    model = config.model
+    nnz = None if features is None or learned else features_nnz(features, config.run.features)
     aggregates = model.aggregates and not model.input_dropout
     training = training_rows(graph, config.data.splits, config.data.split) if config.sample.batch else None
     scored = [rows.shape for name, rows in graph.links.items() if name != "train"]
@@ -85,7 +87,7 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         name=graph.name,
         num_vertices=graph.num_vertices,
         num_edges=graph.num_edges,
-        num_features=graph.num_features,
+        num_features=learned or graph.num_features,
         num_classes=config.links.embedding if graph.links else graph.num_classes,
         symmetric=graph.symmetric,
         weighted=graph.adj.values is not None,
@@ -100,7 +102,9 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
         if nnz is None or not aggregates
         else estimate_aggregated_nnz(graph, self_loops=model.self_loops),
     )
-    return _read_in_place(shape, graph, typed=model.typed) if config.sample.batch else shape
+    if not config.sample.batch:
+        return shape
+    return _read_in_place(shape, replace(graph, features=None) if learned else graph, typed=model.typed)
 
 
 def _read_in_place(shape: GraphShape, graph: Graph, *, typed: bool) -> GraphShape:
@@ -144,7 +148,8 @@ def partition_stats(
     shape: the graph's. Cost: a few sweeps over the edges, unless an earlier run has shared them.
     """
     model, data = config.model, config.data
-    sparse = shape.feature_nnz is not None
+    # A sparse input is never A X, nor is a learned one.
+    sparse = shape.feature_nnz is not None or config.data.learned > 0
     sizes = (shape.num_features, shape.num_classes, graph.num_relations)
     depth = num_aggregations(network or NETWORKS[model.kind], model, *sizes, sparse=sparse)
     # Links read all vertices, and batches are pruned by themselves.

@@ -18,6 +18,7 @@ from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import Room, advice, smallest_ranks
 from mggcn.planning.batch_rows import fetch_lines
 from mggcn.planning.batches import batch_lines, first_lines
+from mggcn.planning.learned import learned_lines
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
 from mggcn.planning.shape import GraphShape
@@ -53,6 +54,7 @@ def render(
         *(f"  {line}" for line in layer_reasons(plan)),
         *_training_rows(plan),
         *_batches(plan),
+        *learned_lines(config, plan.shape, rank.learned),
         *(_explained(rank, plan) if explain else []),
         "",
         f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.sizes.owned:,} rows, "
@@ -78,6 +80,7 @@ def subject(plan: RunPlan) -> tuple[str, str]:
     widths = " -> ".join(str(w) for w in (shape.num_features, *config.model.hidden, shape.num_classes))
     model = ", ".join([f"{config.model.kind} {widths}", *_around(config.model)])
     features = "dense" if shape.feature_nnz is None else f"sparse, {shape.feature_nnz:,} nonzeros"
+    features = "learned" if config.data.learned else features
     return (
         f"{shape.name}: {shape.num_vertices:,} vertices, {shape.num_edges:,} edges "
         f"({'symmetric' if shape.symmetric else 'directed'}{', weighted' if shape.weighted else ''}"

@@ -175,7 +175,7 @@ def _variants(config: Config, orders: tuple[str, ...]) -> Iterator[tuple[dict[st
             for order in tried:
                 for batches, exact in _ways(config):
                     yield {"strategy": name, "order": order, "batches": batches}, exact
-        elif run.ranks > 1 and not config.sample.batch:  # which delayed messages do not go with
+        elif run.ranks > 1 and not config.sample.batch and not config.data.learned:  # with which no message is delayed
             listed = run.delay if run.delay_epochs else DELAYED
             for delay in ("0", listed, "none") if run.strategy == "auto" else (run.delay,):
                 yield {"strategy": name, "order": "random", "delay": delay}, delay == "0"

@@ -26,7 +26,7 @@ from mggcn.files import reason
 from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.ids import ids_of, rows_of
-from mggcn.graph.store import open_store
+from mggcn.graph.store import graph_sha256, open_store
 from mggcn.host import python
 from mggcn.memory.device import scale_dtype
 from mggcn.memory.units import human
@@ -99,7 +99,10 @@ def predict(
     if not (folder / "checkpoints" / "latest").exists():
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
     graph = open_store(source)
-    check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
+    if config.data.learned:
+        check_own_graph(config, graph, job["graph_sha256"], str(source), f"the run in {folder}")
+    else:
+        check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
     ends = None if pairs is None else rows_of_pairs(graph, pairs)
     ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
     rewritten = classes or target.suffix != ".npy"
@@ -116,12 +119,12 @@ def predict(
     }
     try:
         if ends is not None:
-            state = weights_of(folder, config, weights, repeat)
-            scorer = scorer_of(config, graph, trained_on, state)
+            settings, read, state = with_learned(config, graph, weights_of(folder, config, weights, repeat))
+            scorer = scorer_of(settings, read, trained_on, state)
             _save(scored, pair_scores(scorer, ends, state, probabilities=probabilities))
         elif rows is not None and by_neighbourhood(config):
-            state = weights_of(folder, config, weights, repeat)
-            some = scores_by(scorer_of(config, graph, trained_on, state, layer), rows)
+            settings, read, state = with_learned(config, graph, weights_of(folder, config, weights, repeat))
+            some = scores_by(scorer_of(settings, read, trained_on, state, layer), rows)
             _save(scored, probabilities_of(some, trained_on.task) if probabilities else some)
         else:
             _score(config, folder, store, arguments)
@@ -180,11 +183,12 @@ def predict_worker(
     trained_on = GraphShape(**recorded["graph"])
     if chosen is None:
         chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
-    limit, target = arguments["limit"], Path(arguments["out"])
+    limit, target, learned = arguments["limit"], Path(arguments["out"]), config.data.learned > 0
+    config, graph, chosen = with_learned(config, graph, chosen)
     if layer is not None:
         config, graph, plan, partition = plan_layer(config, graph, trained_on, layer, limit)
         chosen = weights_in(plan, chosen)
-    elif arguments["store"] == job["store"]:
+    elif arguments["store"] == job["store"] and not learned:
         plan, partition = known_plan(folder, config, graph)
     else:
         config, graph = for_scoring(config, graph, trained_on)
@@ -215,6 +219,39 @@ def check_alike(
             f"{what} has {graph.num_relations} relations, {run} was trained on {trained_on.num_relations}; the model "
             "has no weights for the others: give edges only the types that it was trained on, with the same numbers"
         )
+
+
+def check_own_graph(config: Config, graph: Graph, sha256: str, what: str, run: str) -> None:
+    """Refuse a graph other than the one whose vertices have the learned rows of a run. Raises: ConfigError."""
+    if graph_sha256(graph) != sha256:
+        raise ConfigError(
+            f"{run} learned rows for the vertices of its own graph (data.inputs {config.data.inputs}), and {what} is "
+            "another, or has changed: its vertices have none; a run on features scores other graphs"
+        )
+
+
+def with_learned(
+    config: Config, graph: Graph, state: Mapping[str, Tensor]
+) -> tuple[Config, Graph, Mapping[str, Tensor]]:
+    """Return settings and graph of a run that is only scored, its learned rows as features, and the other weights.
+
+    Those of a run on features are returned as they are. Raises: ConfigError for weights without the rows of the graph.
+    """
+    if not config.data.learned:
+        return config, graph, state
+    from mggcn.train.learned import NAME
+
+    expected = (graph.num_vertices, config.data.learned)
+    came = tuple(state[NAME].shape) if NAME in state else "none"
+    if came != expected:
+        raise ConfigError(
+            f"the run has learned rows {expected} of the graph's vertices, {NAME}, and the weights have {came}; give those "
+            "of a run on this graph"
+        )
+    others = {name: tensor for name, tensor in state.items() if name != NAME}
+    data = dataclasses.replace(config.data, inputs="stored")
+    config = dataclasses.replace(config, data=data, train=dataclasses.replace(config.train, row_optimizer="adam"))
+    return config, dataclasses.replace(graph, features=ArrayRows(state[NAME].detach().cpu().numpy())), others
 
 
 def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[Config, Graph]:

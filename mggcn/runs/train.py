@@ -185,9 +185,9 @@ def train_rank(
             raise Interrupted(stop.signal or signal.SIGTERM)
         result = result_of(config, graph, plan, rank, setup_seconds, peak) | taken
         if graph.task == "links":
-            result["links"] = link_scores(rank.trainer, weights_of(folder, config))
+            result["links"] = link_scores(rank.trainer, weights_of(folder, config, rows=False))
         elif graph.task != "numbers":
-            result["per_class"] = class_scores(rank.trainer, comm, weights_of(folder, config))
+            result["per_class"] = class_scores(rank.trainer, comm, weights_of(folder, config, rows=False))
         if graph.class_names:
             result["class_names"] = list(graph.class_names)
         if comm.rank == 0:

@@ -20,23 +20,30 @@ START = "start.safetensors"
 """File of a run folder with the weights that the run begins with, if they are not random."""
 
 
-def weights_of(folder: Path, config: Config, weights: str = "best", seed: int | None = None) -> dict[str, Tensor]:
+def weights_of(
+    folder: Path, config: Config, weights: str = "best", seed: int | None = None, *, rows: bool = True
+) -> dict[str, Tensor]:
     """Return the weights of a run: "best" (validation) or "last".
 
-    seed: of a run with repeats; by default the one of the best validation score of all complete repeats.
-    Raises: RunError if it has none yet; ConfigError for a seed that it does not have.
+    seed: of a run with repeats; by default the one of the best validation score of all complete repeats. rows: whether
+    learned rows of all vertices (N, D) are among them, if the run has any; reading them takes as much memory as all of
+    their moments. Raises: RunError if it has none yet; ConfigError for a seed that it does not have.
     """
-    from mggcn.train.checkpoint import load_checkpoint
+    from mggcn.train.checkpoint import load_checkpoint, shared_parts
+    from mggcn.train.learned import NAME, all_rows
     from mggcn.train.repeats import load_repeat
 
     part = "best" if weights == "best" else "weights"
     if (repeat := seed_of_weights(folder, config, seed)) is not None:
         return load_repeat(folder, repeat, part)
-    if (found := load_checkpoint(folder / "checkpoints")) is None:
+    learned = rows and config.data.learned > 0
+    if (found := load_checkpoint(folder / "checkpoints", list if learned else shared_parts)) is None:
         raise RunError(
             f"{folder} holds no checkpoint, and so no weights; train the run, in Python: call fit() or resume()"
         )
-    return found[1].get(part) or found[1]["weights"]
+    state = found[1].get(part) or found[1]["weights"]
+    whole = all_rows(found[1], best=weights == "best") if learned else None
+    return state if whole is None else {NAME: whole, **state}
 
 
 def weights_of_run(folder: Path) -> dict[str, Tensor]:
@@ -46,8 +53,12 @@ def weights_of_run(folder: Path) -> dict[str, Tensor]:
 
 def check_start(plan: RunPlan, state: Mapping[str, Tensor]) -> None:
     """Refuse weights that a run cannot begin with. Raises: ConfigError that names what differs from the model's."""
+    from mggcn.train.learned import NAME
+
     check_state(state)
+    shape = plan.shape
     expected = {name: tuple(p.shape) for name, p in plan.ranks[0].values.parameters.items()}
+    expected |= {NAME: (shape.num_vertices, shape.num_features)} if plan.config.data.learned else {}
     came = {name: tuple(value.shape) for name, value in state.items()}
     names = sorted(expected.keys() | came.keys())
     if differ := [name for name in names if expected.get(name) != came.get(name)]:
@@ -55,6 +66,8 @@ def check_start(plan: RunPlan, state: Mapping[str, Tensor]) -> None:
         raise ConfigError(
             f"a run cannot start from weights of another model: {'; '.join(texts[:4])}; give it the model that they were "
             "trained with, on a graph of as many features and classes"
+            + ", of learned rows on the same graph"
+            * (NAME in expected or NAME in came)
         )
 
 

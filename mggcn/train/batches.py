@@ -97,6 +97,7 @@ class BatchLoader:
             col_scale=None if col is None else backend.upload(col),
             dense=None if dense is None else dense[: ids.size],
             sums=None if sums is None else sums[: ids.size],
+            gradient=None if self.runtime.learned is None else self.runtime.learned.gradient[: ids.size],
             target=self._target(ids, batch.seeds) if name == self.stack.seeds else None,
         )
 
@@ -107,7 +108,9 @@ class BatchLoader:
         return self.targets.target(backend.upload(found.labels), backend.upload(found.mask), found.inv_count)
 
     def _features(self, batch: Batch) -> Tensor:
-        """Return the features (V, D) of the input's rows."""
+        """Return the features (V, D) of the input's rows, or their learned rows, which ranks then exchange."""
+        if self.runtime.learned is not None:
+            return self.runtime.learned.fetch(batch.rows[self.stack.blocks[0].sources])
         if batch.features is not None:
             return self._device(batch.features, batch)
         dense = self._room(batch)

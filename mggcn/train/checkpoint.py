@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -244,15 +244,35 @@ def _checked(progress: Progress) -> Progress:
     return progress
 
 
-def load_checkpoint(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
-    """Return the latest checkpoint: progress and the named parts; None if there is none.
+Wanted = Callable[[Sequence[str]], Sequence[str]]
+"""Takes the names of all parts of a checkpoint, and gives those that are to be read."""
+
+
+def of_rank(rank: int, size: int) -> Wanted:
+    """Return which parts a rank restores: what all ranks share, and its own; those of all ranks where there were others."""
+
+    def wanted(names: Sequence[str]) -> Sequence[str]:
+        others = {name for name in names if name.startswith("rank-")}
+        left_out = others - {f"rank-{rank}"} if len(others) == size else set[str]()
+        return [name for name in names if name not in left_out]
+
+    return wanted
+
+
+def shared_parts(names: Sequence[str]) -> Sequence[str]:
+    """Return the parts that all ranks share."""
+    return [name for name in names if not name.startswith("rank-")]
+
+
+def load_checkpoint(folder: Path, wanted: Wanted = list) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
+    """Return the latest checkpoint: progress and the named parts, by default all; None if there is none.
 
     If a run replaces it while it is read, the next one is read. Raises: RunError if it is damaged.
     """
     for left in reversed(range(TRIES)):
         latest = newest(folder)
         try:
-            return _load(folder)
+            return _load(folder, wanted)
         except RunError:
             if not left or newest(folder) == latest:
                 raise
@@ -267,12 +287,13 @@ def newest(folder: Path) -> bytes:
         return b""
 
 
-def _load(folder: Path) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
+def _load(folder: Path, wanted: Wanted) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
     if (found := read_progress(folder)) is None:
         return None
     progress, path, digests = found
     try:
-        parts = {name: load_tensors(_intact(path / f"{name}.safetensors", d)) for name, d in digests.items()}
+        names = wanted(list(digests))
+        parts = {name: load_tensors(_intact(path / f"{name}.safetensors", digests[name])) for name in names}
         if "weights" not in parts:
             raise ValueError("it has no weights")
         return progress, parts

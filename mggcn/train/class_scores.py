@@ -27,13 +27,10 @@ def class_scores(trainer: RankTrainer, comm: Communicator, state: Mapping[str, t
     confusion (C, C): row the class, column the prediction, up to MATRIX_CLASSES classes, as scikit-learn's. state: the
     weights; the trainer keeps its own. Cost: one forward pass, and two copies of the weights on the host. Collective.
     """
-    weights = trainer.runtime.weights
-    before = weights.state_dict()
-    weights.load_state_dict(state)
-    counts = trainer.count()
-    # Several labels have no matrix of one against the other.
-    matrix = _confusion(trainer, comm) if trainer.runtime.inputs.target.known is None else None
-    weights.load_state_dict(before)
+    with trainer.scoring_with(state):
+        counts = trainer.count()
+        # Several labels have no matrix of one against the other.
+        matrix = _confusion(trainer, comm) if trainer.runtime.inputs.target.known is None else None
     found: dict[str, Any] = {}
     for bit, split in enumerate(SPLITS):
         if counts[bit, 1:].any():
@@ -45,12 +42,8 @@ def class_scores(trainer: RankTrainer, comm: Communicator, state: Mapping[str, t
 
 def link_scores(trainer: RankTrainer, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return every score of the validation and test links. state, cost: as `class_scores`. Collective."""
-    weights = trainer.runtime.weights
-    before = weights.state_dict()
-    weights.load_state_dict(state)
-    found = trainer.links()
-    weights.load_state_dict(before)
-    return dict(found)
+    with trainer.scoring_with(state):
+        return dict(trainer.links())
 
 
 def _confusion(trainer: RankTrainer, comm: Communicator) -> Counts | None:

@@ -55,11 +55,12 @@ class _Work:
     def keep(self) -> None:
         """Run a part of a step that is not the last: the loss is added by itself, gradients are kept.
 
-        Raises: PlanError where a part of a step cannot be: of the whole graph, or where ops sum over ranks, of which
-        others may have no part.
+        Raises: PlanError where a part of a step cannot be: of the whole graph, where ops sum over ranks, of which
+        others may have no part, or where rows are learned, which move once a step.
         """
         program, grad = self.runtime.programs["train"], self.runtime.weights.grad
-        if self.kept is None or any(op.kind.sums_over_ranks for op in program.program.ops):
+        summing = any(op.kind.sums_over_ranks for op in program.program.ops)
+        if self.kept is None or summing or self.runtime.learned is not None:
             raise PlanError(
                 "a step came in parts, and the model needs the whole step at once; let the feed give it whole"
             )

@@ -36,8 +36,8 @@ def load_inputs(
         target=target,
         owned=None if shard.owned is None else backend.upload(np.flatnonzero(shard.owned)),
     )
-    if plan.by_blocks is not None:
-        return Inputs(rows={OWNED: rows})  # features are read where they are
+    if plan.by_blocks is not None or plan.learned is not None:
+        return Inputs(rows={OWNED: rows})  # features are read where they are, and learned rows are the trainer's
     if not plan.input.sparse:
         return Inputs(rows={OWNED: dataclasses.replace(rows, dense=_dense(backend, reader, plan))})
     return _sparse(backend, Inputs(rows={OWNED: rows}), shard, reader, plan, threads)

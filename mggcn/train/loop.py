@@ -18,7 +18,7 @@ import numpy.typing as npt
 from mggcn.backend.epoch_end import LOSS, SECONDS, STOP
 from mggcn.config import TrainConfig
 from mggcn.errors import ConfigError, RunError
-from mggcn.train.checkpoint import Progress, load_checkpoint, refusing_strangers, save_checkpoint, stage_state
+from mggcn.train.checkpoint import Progress, load_checkpoint, of_rank, refusing_strangers, save_checkpoint, stage_state
 from mggcn.train.engine import Engine, Scores, Stop, moved_steps, refuse_skipped
 from mggcn.train.heartbeat import Heartbeat
 from mggcn.train.log import RunLog
@@ -249,7 +249,8 @@ class Loop:
         """Restore weights, optimiser and progress from the latest checkpoint, if there is one."""
         progress, steps = self._progress, self._engine.steps
         progress.steps = steps
-        found = None if folder is None else load_checkpoint(folder / "checkpoints")
+        wanted = of_rank(self._engine.rank, self._engine.size)
+        found = None if folder is None else load_checkpoint(folder / "checkpoints", wanted)
         if found is None:
             return
         saved, parts = found

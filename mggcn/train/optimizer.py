@@ -16,6 +16,7 @@ from torch import Tensor
 from mggcn.backend.epoch_end import Step, Weight
 from mggcn.config import TrainConfig
 from mggcn.train.checkpoint import Progress
+from mggcn.train.learned import LearnedRows
 from mggcn.train.runtime import Weights
 
 FIRST = "layers.1.weight"
@@ -25,10 +26,11 @@ FIRST = "layers.1.weight"
 class Optimizer:
     """The state of an optimiser, allocated once: up to two flat tensors shaped as the weights, and counts of steps.
 
+    learned: rows that move with the weights, and have their own state.
     Source: Kingma and Ba 2015 (adam, with L2 in the gradient), Loshchilov and Hutter 2019 (adamw).
     """
 
-    def __init__(self, config: TrainConfig, weights: Weights) -> None:
+    def __init__(self, config: TrainConfig, weights: Weights, learned: LearnedRows | None = None) -> None:
         kinds = ("exp_avg", "exp_avg_sq") if config.optimizer != "sgd" else ("momentum",) if config.momentum else ()
         moments = {kind: torch.zeros_like(weights.trained) for kind in kinds}
         trained = weights.views_of(weights.trained)
@@ -36,19 +38,25 @@ class Optimizer:
         self._state = {kind: weights.views_of(flat) for kind, flat in moments.items()}
         self._steps = dict(zip(trained, steps, strict=True)) if len(kinds) == 2 else {}
         self._flat = (*moments.values(), steps)
+        whole: list[Weight] = []
+        if learned is not None and not learned.in_batches:
+            whole.append(learned.weight(config.weight_decay if config.weight_decay_on == "all" else 0.0))
         self.step: Step = Step(
             config.optimizer,
             config.momentum,
-            tuple(
-                Weight(
-                    view,
-                    weights.grads[name],
-                    tuple(views[name] for views in self._state.values()),
-                    count,
-                    weights.copies.get(name),
-                    config.weight_decay if config.weight_decay_on == "all" or name == FIRST else 0.0,
-                )
-                for (name, view), count in zip(trained.items(), steps, strict=True)
+            (
+                *(
+                    Weight(
+                        view,
+                        weights.grads[name],
+                        tuple(views[name] for views in self._state.values()),
+                        count,
+                        weights.copies.get(name),
+                        config.weight_decay if config.weight_decay_on == "all" or name == FIRST else 0.0,
+                    )
+                    for (name, view), count in zip(trained.items(), steps, strict=True)
+                ),
+                *whole,
             ),
             weights.trained,
             weights.grad,
@@ -56,6 +64,7 @@ class Optimizer:
             steps,
             weights.stored,
             config.clip_norm,
+            learned.move if learned is not None and learned.in_batches else None,
         )
 
     def reset(self) -> None:

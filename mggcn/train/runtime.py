@@ -24,6 +24,7 @@ from mggcn.errors import ConfigError
 from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, Placement, operand_nbytes, operand_stride
 from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs, Parameter, check_state
+from mggcn.train.learned import NAME, LearnedRows
 
 TYPES = {
     "uint8": torch.uint8,
@@ -187,6 +188,8 @@ class RankRuntime:
     counts: Tensor
     clock: Tensor
     comm: Communicator
+    learned: LearnedRows | None = None
+    """Learned rows of vertices; None: inputs are constant."""
     bound: BoundProgram = NO_PROGRAM
     """The program at hand."""
     annotate: Annotate = nullcontext
@@ -200,6 +203,19 @@ class RankRuntime:
 
     def num_rows(self, rows: RowSet) -> int:
         return self.inputs.rows[rows].ids.shape[0]
+
+    def initialize(self, seed: int) -> None:
+        """Start weights, and learned rows, as a seed says."""
+        self.weights.initialize(seed)
+        if self.learned is not None:
+            self.learned.initialize(seed)
+
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Take weights, of learned rows those of this rank's vertices. Raises: ConfigError as `Weights.load_state_dict`."""
+        if self.learned is not None and NAME in state:
+            self.learned.load(state[NAME])
+            state = {name: tensor for name, tensor in state.items() if name != NAME}
+        self.weights.load_state_dict(state)
 
     def begin_epoch(self, step: int) -> None:
         """Tell the aggregations of training the number of the step that begins: over the whole graph, of the epoch."""

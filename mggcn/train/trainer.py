@@ -5,10 +5,11 @@ P ranks, C classes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class RankTrainer:
         self.queue_s: float = runtime.backend.queue_s
         self._ranking = ranking
         self._stop = stop
-        self._optimizer = Optimizer(config.train, runtime.weights)
+        self._optimizer = Optimizer(config.train, runtime.weights, runtime.learned)
         self._epoch = TrainingEpoch(
             config.train, runtime, comm, self._optimizer, watch, feed or WholeGraph(), load, alike
         )
@@ -94,12 +95,14 @@ class RankTrainer:
         """Begin with these weights, every repeat too. Raises: ConfigError if they are those of another model."""
         self._start = weights
         self._initialize(self._seed)
+        if self.runtime.learned is not None:
+            self._start = None  # the rows of all vertices, of a run without repeats
 
     def _initialize(self, seed: int) -> None:
         """Set the weights that a repeat begins with."""
-        self.runtime.weights.initialize(seed)
+        self.runtime.initialize(seed)
         if self._start is not None:
-            self.runtime.weights.load_state_dict(self._start)
+            self.runtime.load_weights(self._start)
 
     def gradients(self, epoch: int) -> float:
         """Run forward, loss and backward of an epoch's first step; return the loss.
@@ -160,6 +163,20 @@ class RankTrainer:
             self._forward()
             return self._ranking.scores(self.logits())
         return counted(self.metric, self.count(), self.runtime.inputs.target.known)
+
+    @contextlib.contextmanager
+    def scoring_with(self, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Have other weights inside, those of the run's best score; learned rows are then the best ones of this rank."""
+        weights, learned = self.runtime.weights, self.runtime.learned
+        before = weights.state_dict()
+        best = learned is not None and self.progress.best is not None
+        weights.load_state_dict(state)
+        if learned is not None and best:
+            learned.swap_best()
+        yield
+        if learned is not None and best:
+            learned.swap_best()
+        weights.load_state_dict(before)
 
     def links(self) -> dict[str, Scores]:
         """Run the forward pass without dropout and return every score of the links of each split that has any."""
@@ -241,13 +258,17 @@ class RankTrainer:
 
     def keep_best(self) -> None:
         self._best.copy_(self.runtime.weights.flat)
+        if self.runtime.learned is not None:
+            self.runtime.learned.keep_best()
 
     def restart(self, seed: int) -> None:
         self._initialize(seed)
         self._optimizer.reset()
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        return self.runtime.state()
+        learned = self.runtime.learned
+        rows = {} if learned is None else learned.state(best=self.progress.best is not None)
+        return self.runtime.state() | rows
 
     def weights(self, *, best: bool) -> dict[str, Mapping[str, torch.Tensor]]:
         weights = self.runtime.weights
@@ -263,6 +284,8 @@ class RankTrainer:
             self._best.copy_(weights.flat)
         weights.load_state_dict(parts["weights"])
         self._optimizer.load_tensors(parts.get("optimizer", {}))
+        if self.runtime.learned is not None:
+            self.runtime.learned.load_state(parts)
         self.runtime.load_state(parts.get(f"rank-{self._plan.rank}", {}))
 
     def barrier(self) -> None:

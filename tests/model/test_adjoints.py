@@ -18,7 +18,7 @@ from mggcn.backend.base import ENTRY_LOSSES, KernelBackend, LossTarget
 from mggcn.config import CLASS_SETTINGS
 from mggcn.errors import PlanError
 from mggcn.model import gin, values
-from mggcn.model.kinds import aggregate, combine, dense, elementwise, neighbours, norms, pairs
+from mggcn.model.kinds import aggregate, combine, dense, elementwise, ends, neighbours, norms, pairs
 from mggcn.model.kinds.relations import RelationWeights
 from mggcn.model.network import make_values
 from mggcn.model.runtime import Runtime
@@ -329,8 +329,9 @@ def test_every_adjoint_has_a_planted_fault() -> None:
     assert values.PlainKind not in found
     assert {dense.Linear, edge_op.Sum, neighbours.MaximumRule, gin.SelfWeight} < found
     named = {fault[0] for fault in FAULTS}
-    # Those of rows of blocks are planted in tests/feed/test_blocks.py, those of pairs in tests/train/test_links.py.
-    assert found <= {*named, combine.Own, pairs.Everyone, pairs.PairDot, pairs.PairProduct}
+    # Those of rows of blocks are planted in tests/feed/test_blocks.py, those of pairs in tests/train/test_links.py, that of
+    # learned rows in tests/train/test_learned.py.
+    assert found <= {*named, combine.Own, ends.Input, pairs.Everyone, pairs.PairDot, pairs.PairProduct}
     assert {"cross_entropy", *ENTRY_LOSSES, *CLASS_SETTINGS} <= named
 
 

@@ -62,6 +62,8 @@ class CpuEpochEnd:
         for weight in self._step.weights:
             if weight.operand is not None:
                 weight.operand.copy_(weight.value)
+        if self._step.rows is not None:
+            self._step.rows(float(self._rate))
 
     def _clip(self) -> None:
         """Scale the gradients down to the largest norm allowed."""

@@ -1,4 +1,4 @@
-"""Where a program begins and ends: the constant input, the loss, the score; and rows that one stage writes for another.
+"""Where a program begins and ends: the input, the loss, the score; and rows that one stage writes for another.
 
 V rows of this rank, D features, C classes.
 """
@@ -13,7 +13,7 @@ from mggcn.backend.base import Dropout
 from mggcn.blocks.block import OWNED, RowSet
 from mggcn.model.kinds.elementwise import Scale, partial_sums, partials_of, result_beside, scale_of, sum_partials
 from mggcn.model.runtime import Runtime, Sizes, require
-from mggcn.model.values import Op, PlainKind, Scratch, Value
+from mggcn.model.values import Adjoint, Op, PlainKind, Scratch, Value
 
 
 def input_name(aggregated: int) -> str:
@@ -23,13 +23,24 @@ def input_name(aggregated: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Input(PlainKind):
-    """The constant input (V, D) of a row set: A_hat^K X, K = aggregated. scaled: a sparse one that was stored as S_c X."""
+    """The input (V, D) of a row set: A_hat^K X, K = aggregated. scaled: a sparse one that was stored as S_c X.
+
+    learned: whether its rows are trained, so that they have a gradient.
+    """
 
     stored = False
     sparse: bool = False
     aggregated: int = 0
     scaled: bool = False
     of: RowSet = OWNED
+    learned: bool = False
+
+    @property
+    def has_parameters(self) -> bool:
+        return self.learned
+
+    def adjoint(self, value: Value, gradient: Value) -> Adjoint:
+        return Adjoint((), (Value(LearnedGrad(), (gradient,)),))
 
     def rows(self, operands: Sequence[Value]) -> RowSet:
         return self.of
@@ -40,6 +51,24 @@ class Input(PlainKind):
 
     def run(self, rt: Runtime, op: Op) -> None:
         """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedGrad(PlainKind):
+    """The gradient (V, D) of the learned input, in memory of its own, which outlives the program.
+
+    A gradient that is not finite makes the loss NaN: it stays on this rank, and by the loss all ranks leave a step out.
+    """
+
+    title: ClassVar[str] = "input-grad 0"
+    stored = False
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        g, kept = op.tensor(rt, 0), require(rt.inputs.rows[op.sets[0]].gradient)
+        kept.copy_(g)
+        if kept.numel():
+            least, greatest = kept.aminmax()
+            rt.loss.add_((least.double() + greatest.double()) * 0.0)
 
 
 @dataclass(frozen=True, slots=True)
