@@ -206,6 +206,10 @@ def test_a_first_layer_in_full_is_planned_and_trains(tmp_path: Path, capsys: pyt
         pytest.param(["--set", "model.kind=gin", "--precision", "bf16"], marks=pytest.mark.full),
         pytest.param(["--set", "sample.first=full", "--set", "sample.plan=run"], marks=pytest.mark.full),
         pytest.param(["--ranks", "2", "--transport", "gloo"], marks=pytest.mark.full),
+        pytest.param(
+            ["--ranks", "2", "--transport", "gloo", "--set", "sample.rows=owners", "--set", "sample.macro=0"],
+            marks=pytest.mark.full,
+        ),
     ],
     ids=str,
 )

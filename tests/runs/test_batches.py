@@ -50,6 +50,11 @@ def interrupt() -> None:
     time.sleep(0.3)
 
 
+def without_counts(folder: Path) -> list[dict[str, Any]]:
+    """The history without the rows that an epoch read, which a run that goes on within one counts from there."""
+    return [{key: value for key, value in row.items() if not key.startswith("rows_")} for row in history(folder)]
+
+
 MORE: dict[str, list[str]] = {
     "gcn": [],
     "two threads of ranks": ["--ranks", "2", "--transport", "threads"],
@@ -57,6 +62,16 @@ MORE: dict[str, list[str]] = {
     "batch norm": ["--set", "model.norm_layer=batch", "--precision", "bf16"],
     "in turn": ["--set", "sample.ahead=0", "--set", "sample.draw=labor"],
     "links": ["--batch", "20", "--set", "links.embedding=4", "--set", "links.decoder=3"],
+    "rows from owners": [
+        "--ranks",
+        "2",
+        "--transport",
+        "threads",
+        "--set",
+        "sample.rows=owners",
+        "--set",
+        "sample.macro=2",
+    ],
 }
 
 
@@ -80,7 +95,7 @@ def test_an_interrupted_run_goes_on_within_an_epoch(
     trainer = mggcn.Trainer.from_run(parts, open_store(community))
     assert f"{progress['step']} steps are saved" in repr(trainer)
     assert run_main("train", "--resume", parts, "--quiet") == 0
-    assert history(parts) == history(whole)
+    assert without_counts(parts) == without_counts(whole)
     assert same_tensors(parts, whole)
 
 
