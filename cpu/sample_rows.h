@@ -43,10 +43,12 @@ struct Sample {
   float* values;
   int64_t* indptr_t;
   int32_t *indices_t, *order;
-  int32_t* degrees;  // [rows] stored entries of each but its own: those that may be drawn, or are left out
+  int32_t* degrees;       // [rows] stored entries of each but its own: those that may be drawn, or are left out
+  const uint16_t* owner;  // [num_vertices] the rank of each vertex, or null: rows of others than `rank` draw nothing
   int64_t num_edges, num_left_out, max_sources, max_edges, rows, sources, edges, at;
+  int64_t first_leaf;  // the rows before it, the seeds, are drawn around whoever owns them
   DrawKey key;
-  int32_t num_types, mode, self_loops, status;
+  int32_t num_types, mode, self_loops, status, rank;
 };
 
 struct Row {
@@ -124,7 +126,8 @@ inline bool look_up(Sample& s, int64_t first, int count, Row* rows) {
       s.at = v;
       return false;
     }
-    const uint32_t stored = (uint32_t)(stop - start);
+    const bool leaf = s.owner && first + i >= s.first_leaf && s.owner[v] != s.rank;
+    const uint32_t stored = leaf ? 0 : (uint32_t)(stop - start);
     rows[i] = Row{start, (uint32_t)v, stored, 0, 0, stored, nullptr, nullptr};
   }
   if (s.self_loops) find_own(s, rows, count);

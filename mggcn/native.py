@@ -324,6 +324,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_pack": (_P, _L),
     "mggcn_share_count": (_P,),
     "mggcn_share_cut": (_P,),
+    "mggcn_history_store": (_P,),
+    "mggcn_history_find": (_P,),
+    "mggcn_history_copy": (_P, _L, _P, _P, _L, _P, _L, _L, _I),
+    "mggcn_history_shares_": (_P, _P, _P, _P, _P, _L),
 }
 
 

@@ -128,6 +128,13 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     macro: int
     cache_rows: int
     ahead: int
+    halo: Literal["exact", "history"]
+    history_lines: int
+    history_life: int
+    history_rows: int
+    history_delay: int
+    history_ends: Literal["keep", "paper"]
+    history_missing: Literal["rest", "zero"]
     compare_gradient: int
     embedding: int
     decoder: Widths

@@ -4,6 +4,7 @@ recipes     Kipf and Welling's settings on Cora and CiteSeer, at the last epoch 
 precisions  fp32, mixed and bf16, with the bytes that two ranks send
 delayed     DistGNN's delays on four ranks (its table 5), against one rank
 batches     the whole graph beside sampled batches, each with its own learning rate; seconds until a score is reached
+history     batches of four ranks whose rows of other ranks come from a cache (DistGNN-MB), beside exact ones
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ SAGE: Tables = {
 }
 SAMPLE = {"batch": 128, "fanout": [10, 5]}
 FOUR = {"ranks": 4, "threads": 1, "transport": "threads", "strategy": "delayed"}
+SAMPLED = {"ranks": 4, "threads": 1, "transport": "threads"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,19 @@ EXPERIMENTS = {
             "batches, LABOR": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE | {"draw": "labor-one"}},
         },
         divided=True,
+    ),
+    "history": Experiment(
+        dict.fromkeys(("coauthor_cs", "amazon_computers", "facebook_pages", "dblp"), 5),
+        {"exact": SAMPLED, "history": SAMPLED, "history, METIS": {**SAMPLED, "order": "metis-balanced"}},
+        {
+            "model": {"kind": "sage", "aggregator": "mean", "self_loops": False, "hidden": [128], "dropout": 0.5},
+            "train": {"lr": 0.003, "epochs": 30},
+        },
+        {
+            "exact": {"sample": SAMPLE},
+            "history": {"sample": SAMPLE | {"halo": "history"}},
+            "history, METIS": {"sample": SAMPLE | {"halo": "history"}},
+        },
     ),
 }
 STRATEGIES, WIDE = ("broadcast", "halo", "slice", "delayed"), [128, 128]

@@ -11,6 +11,7 @@ import numpy as np
 
 from mggcn.assemble.stack import cached_rows, draws_of_links, seeds_of
 from mggcn.backend.base import KernelBackend
+from mggcn.blocks.block import Stack
 from mggcn.blocks.macrobatch import Macrobatches
 from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.sampler import Sampler
@@ -20,6 +21,7 @@ from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.fetched import FetchedRows, OwnerRows
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.history import RemoteRows
 from mggcn.feed.memory import BatchMemoryPlan, GatheredIn
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch, ReadLabels
@@ -29,6 +31,8 @@ from mggcn.feed.seeds import RankSeeds
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype, threads_of
+from mggcn.partition.order import Assignment
+from mggcn.partition.rows.halo import halo_ids
 from mggcn.partition.rows.shard import ShardOptions
 from mggcn.planning.batch_rows import fetch_plan, relay_slots
 from mggcn.planning.batches import (
@@ -85,7 +89,7 @@ def sampled_feed(
     config: Config,
     graph: Graph,
     plan: RunPlan,
-    owner: Any,
+    owners: Assignment,
     rank: int,
     reader: VertexFeatures,
     norm: NormScales | None,
@@ -96,8 +100,8 @@ def sampled_feed(
 ) -> SampledFeed:
     """Return the feed of one rank.
 
-    graph: `mapped_once`. owner uint16 (N,): the rank of each vertex. norm: norm_of. sums (N, D): A X, where the model reads
-    the first layer's sums. backend, labels: on a GPU batches lie in memory that it reads by itself, with their labels.
+    graph: `mapped_once`. norm: norm_of. sums (N, D): A X, where the model reads the first layer's sums. backend, labels: on
+    a GPU batches lie in memory that it reads by itself, with their labels.
     relays: where rows of other ranks are asked of their owners, what does.
     """
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
@@ -135,19 +139,24 @@ def sampled_feed(
         sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
         norm=norm,
         share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
+        remote=remote_rows(config, graph, stack, owners, rank) if config.reads_history else None,
         pack=pack,
     )
     seeds = RankSeeds(
-        seeds_of(config, graph, owner), rank, together=config.shares_batches, links=draws_of_links(config, graph)
+        seeds_of(config, graph, owners.owner), rank, together=config.shares_batches, links=draws_of_links(config, graph)
     )
-    sampler = Sampler(adj_t, slots.draws, self_loops=model.self_loops)
+    leaves: dict[str, Any] = {"owner": owners.owner, "rank": rank} if config.reads_history else {}
+    sampler = Sampler(adj_t, slots.draws, self_loops=model.self_loops, **leaves)
     return SampledFeed(sampler, seeds, batch_memory, sample.ahead, epochs=config.train.epochs, relays=relays)
 
 
 def relays_of(
     config: Config, graph: Graph, plan: RunPlan, owner: Any, reader: VertexFeatures, comm: Communicator
 ) -> Relays:
-    """Return what fetches the rows of other ranks. graph, owner: as for `sampled_feed`. Collective."""
+    """Return what fetches the rows of other ranks. graph: as for `sampled_feed`. owner uint16 (N,): of each vertex.
+
+    Collective.
+    """
     stack, sample, owned = plan.stack, config.sample, plan.ranks[comm.rank].sizes.owned
     assert stack is not None
     cached = cached_rows(graph, owner, comm.rank, sample.cache_rows)
@@ -158,6 +167,12 @@ def relays_of(
     seeds = RankSeeds(seeds_of(config, graph, owner), comm.rank, links=draws_of_links(config, graph))
     macros = Macrobatches(seeds.num_steps, sample.macro)
     return Relays(macros, rows, sampler, seeds, slots, sample.ahead, config.train.epochs * seeds.num_steps)
+
+
+def remote_rows(config: Config, graph: Graph, stack: Stack, owners: Assignment, rank: int) -> RemoteRows:
+    """Return what finds the rows of a batch that other ranks own. Cost: a sweep over the edges, of a directed graph two."""
+    ids, indptr = halo_ids(graph, owners, rank), graph.adj_t.indptr.array()
+    return RemoteRows(ids, owners.owner, rank, indptr, stack.blocks, config.sample.history_rows)
 
 
 def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels | None) -> PackedBatch:

@@ -166,13 +166,13 @@ def make_rank(
     if plan.stack is not None:
         graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
         rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)
-        of, owner = rank_plan.values.first, row_owners(partition).owner
+        of, owners = rank_plan.values.first, row_owners(partition)
         sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
         targets = _step_targets(context, runtime, graph)
         labels = None if targets is None else targets.read
         if feed is None and config.fetches_rows:
-            relays = relays_of(config, graph, plan, owner, rows, counted)
-        feed = feed or sampled_feed(config, graph, plan, owner, comm.rank, rows, norm, backend, sums, labels, relays)
+            relays = relays_of(config, graph, plan, owners.owner, rows, counted)
+        feed = feed or sampled_feed(config, graph, plan, owners, comm.rank, rows, norm, backend, sums, labels, relays)
         load = _loader(context, runtime, feed.stack or plan.stack, rows, norm, targets)
         by_blocks = _split_scores(context, runtime, rows, norm)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()

@@ -102,13 +102,23 @@ class Sampler:
     """Draws batches from a graph's in-edges, which it reads in place. Threads may draw at once, each into its own slot.
 
     adj_t: row v has the in-neighbours of v. self_loops: every row has an entry of its own, or all
-    stored ones if there are any, which are never drawn nor counted in the fan-out. Raises: ConfigError if edges lack the
-    weights or types that are drawn by.
+    stored ones if there are any, which are never drawn nor counted in the fan-out. owner uint16 (N,), rank: where they are
+    given, neighbours are drawn of seeds and of the rank's own vertices alone; others are leaves, in every hop.
+    Raises: ConfigError if edges lack the weights or types that are drawn by.
     """
 
-    def __init__(self, adj_t: CSR, draws: Draws, *, self_loops: bool = False) -> None:
+    def __init__(
+        self,
+        adj_t: CSR,
+        draws: Draws,
+        *,
+        self_loops: bool = False,
+        owner: npt.NDArray[np.uint16] | None = None,
+        rank: int = 0,
+    ) -> None:
         self.draws: Draws = draws
         self.self_loops: bool = self_loops
+        self._owner, self._rank = owner, rank
         self.num_vertices: int = adj_t.num_rows
         self._indptr, self._indices = adj_t.indptr.array(), adj_t.indices.array()
         self._weights = None if adj_t.values is None or draws.by != "weight" else adj_t.values.array()
@@ -147,7 +157,7 @@ class Sampler:
             )
         seeds = np.ascontiguousarray(seeds, np.int64)
         keys = None if left_out is None else np.ascontiguousarray(left_out, np.int64)
-        self._aim(slot, keys, seed, step)
+        self._aim(slot, seeds.size, keys, seed, step)
         native.kernel("mggcn_sample_batch")(
             ctypes.addressof(frontier),
             seeds.ctypes.data,
@@ -166,12 +176,13 @@ class Sampler:
             sizes.append(args.sources)
         return Drawn(slot.arrays["ids"][: sizes[-1]], tuple(sizes), tuple(hops))
 
-    def _aim(self, slot: Slot, left_out: npt.NDArray[np.int64] | None, seed: int, step: int) -> None:
+    def _aim(self, slot: Slot, num_seeds: int, left_out: npt.NDArray[np.int64] | None, seed: int, step: int) -> None:
         """Give the hops what they read, most of it once, and name their draws."""
         for hop, args in enumerate(slot.hops):
             args.seed, args.step = seed, step
             args.left_out = None if left_out is None else left_out.ctypes.data
             args.num_left_out = 0 if left_out is None else left_out.size
+            args.first_leaf = num_seeds
             if slot.aimed_by is self:
                 continue
             args.indptr, args.indices = self._indptr.ctypes.data, self._indices.ctypes.data
@@ -181,6 +192,8 @@ class Sampler:
             args.types8 = None if types is None or types.itemsize != 1 else types.ctypes.data
             args.types16 = None if types is None or types.itemsize != 2 else types.ctypes.data
             args.self_loops = self.self_loops
+            args.owner = None if self._owner is None else self._owner.ctypes.data
+            args.rank = self._rank
             args.mode = _Mode.REPLACE if self.draws.replace else _Mode[self.draws.by.replace("-", "_").upper()]
         slot.aimed_by = self
 

@@ -67,6 +67,7 @@ class SampleArgs(ctypes.Structure):
         ("indices_t", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
         ("degrees", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
         ("num_edges", ctypes.c_int64),
         ("num_left_out", ctypes.c_int64),
         ("max_sources", ctypes.c_int64),
@@ -75,6 +76,7 @@ class SampleArgs(ctypes.Structure):
         ("sources", ctypes.c_int64),
         ("edges", ctypes.c_int64),
         ("at", ctypes.c_int64),
+        ("first_leaf", ctypes.c_int64),
         ("seed", ctypes.c_uint32),
         ("step", ctypes.c_uint32),
         ("hop", ctypes.c_uint32),
@@ -82,6 +84,7 @@ class SampleArgs(ctypes.Structure):
         ("mode", ctypes.c_int32),
         ("self_loops", ctypes.c_int32),
         ("status", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
     )
 
 

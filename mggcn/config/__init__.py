@@ -327,8 +327,8 @@ class Config:
             )
             _require(
                 sample.plan != "run" or not self.reads_whole_batches,
-                "sample.plan run may cut a step into halves, and a batch norm, or sample.weights block, would see each "
-                "alone; choose bound or auto",
+                "sample.plan run may cut a step into halves, and a batch norm, sample.weights block, or sample.halo "
+                "history would see each alone; choose bound or auto",
             )
             _require(
                 model.typed or not sample.by_type,
@@ -371,6 +371,7 @@ class Config:
                 sample.rows == "mapped" or not self.evaluates_by_blocks,
                 "train.evaluate blocks reads any rank's rows from the store, and sample.rows owners does not; choose whole",
             )
+            self._check_history()
         _require(
             self.run.order != "metis-balanced" or (self.data.splits, self.data.split) == ("main", 0),
             f"run.order metis-balanced makes the first split even among the ranks, and data.splits {self.data.splits}, "
@@ -422,6 +423,40 @@ class Config:
         """Whether batches are planned by their bounds, so that none is cut into halves."""
         return self.reads_whole_batches or self.data.learned > 0
 
+    def _check_history(self) -> None:
+        """Refuse what does not go with rows of other ranks that come from a cache. Raises: ConfigError."""
+        model, sample, run = self.model, self.sample, self.run
+        if sample.halo == "exact":
+            return
+        pooled = model.kind == "sage" and model.aggregator == "max"
+        refused = (
+            ("run.batches", run.batches != "independent", "other batches compute every row", "independent"),
+            ("data.inputs learned", self.data.learned > 0, "rows that are learned need gradients", "stored"),
+            ("run.device", run.device != "cpu", "a GPU has no cache of rows yet", "cpu"),
+            ("sample.rows owners", sample.rows != "mapped", "features of others come from the cache", "mapped"),
+            ("sample.first full", sample.first == "full", "A X needs no rows of other ranks", "drawn"),
+            ("sample.weights block", sample.weights == "block", "a row that is sent is of another batch", "unbiased"),
+            ("sample.compare_gradient", sample.compare_gradient > 0, "it would send a step's rows twice", "0"),
+            ("model.norm_layer batch", model.norm_layer == "batch", "rows of other ranks are not computed", "layer"),
+            ("model.aggregator max", pooled, "a row can be left out of sums alone", "gcn or mean"),
+            (
+                f"model.kind {model.kind}",
+                model.attends or model.typed,
+                "a row can be left out of sums alone",
+                "gcn, sage, gin, sgc or appnp",
+            ),
+        )
+        for name, is_set, why, instead in refused:
+            _require(
+                not is_set,
+                f"sample.halo history does not go with {name}: {why}; choose {instead}, or sample.halo exact",
+            )
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether rows of other ranks come from a cache: of one rank there are none."""
+        return self.sample.batch > 0 and self.sample.halo == "history" and self.run.ranks > 1
+
     @property
     def shares_batches(self) -> bool:
         """Whether several ranks compute each step's rows together."""
@@ -444,7 +479,7 @@ class Config:
     @property
     def reads_whole_batches(self) -> bool:
         """Whether a step's result depends on all of its seeds together, beside the sum of their losses."""
-        return self.model.norm_layer == "batch" or self.sample.weights == "block"
+        return self.model.norm_layer == "batch" or self.sample.weights == "block" or self.sample.halo == "history"
 
 
 PARTS: dict[str, type] = {

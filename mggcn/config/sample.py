@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Final, Literal
 
 from mggcn.config.values import Range
 from mggcn.config.values import require as _require
 from mggcn.config.values import settle as _settle
+
+MAX_LINES: Final = 2**31 - 1
+"""Rows of a cache, which have numbers of 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +63,40 @@ class SampleConfig:
     ahead: Annotated[int, Range(-1, 64)] = -1
     """Batches that threads draw and gather beside the step; 0: each is drawn when it is its turn; -1: 2, and beside a GPU
     three for four cores of a rank, 2 to 12. No result changes."""
+    halo: Literal["exact", "history"] = "exact"
+    """What a batch of several ranks reads of vertices that other ranks own. exact: they are drawn around and computed as
+    all others; history: nothing is drawn around them, and each layer takes their rows as their owners last sent them, from
+    a cache (DistGNN-MB): an approximation, for ranks whose batches are independent. Evaluation stays exact."""
+    history_lines: Annotated[int, Range(1, MAX_LINES)] = 1_000_000
+    """Of halo history: rows that the cache of a layer holds, at most as many as a rank reads of others. A row that comes to
+    a full cache takes the oldest place."""
+    history_life: Annotated[int, Range(0)] = 2
+    """Of halo history: steps for which a row counts after the one in which it came; rows that never change, such as
+    features, always do."""
+    history_rows: Annotated[int, Range(1, MAX_LINES)] = 2000
+    """Of halo history: most rows of a layer that a rank sends each other rank in a step; of more, those are drawn in
+    proportion to the in-edges of their vertices."""
+    history_delay: Annotated[int, Range(0, 64)] = 1
+    """Of halo history: steps that a message takes. 0: each layer waits for the rows of the same step."""
+    history_ends: Literal["keep", "paper"] = "keep"
+    """Of halo history, what becomes of messages at the end of an epoch. keep: they arrive in the next one; paper: an
+    epoch's first history_delay steps read no cache, and its last ones send nothing (DistGNN-MB, Algorithm 2)."""
+    history_missing: Literal["rest", "zero"] = "rest"
+    """Of halo history, what a vertex that is not in the cache does to a sum. rest: what is left counts as much as all of
+    it; zero: its row counts as zeros."""
     compare_gradient: Annotated[int, Range(0)] = 0
     """Epochs after which the gradient of the next step is compared with the exact one of the whole graph, at the same
     weights: cosine and ratio of norms, in the history; 0: never. No other result changes."""
 
     def __post_init__(self) -> None:
         _settle(self, "sample")
+        if self.halo != "history":
+            named = [name for name, default in HISTORY.items() if getattr(self, name) != default]
+            _require(
+                not named,
+                f"{', '.join(f'sample.{name}' for name in named)} belong{'s' * (len(named) == 1)} to sample.halo "
+                f"history, got {self.halo}; leave {'it' if len(named) == 1 else 'them'} out, or set sample.halo history",
+            )
         _require(
             0 not in self.fanout,
             f"sample.fanout must be 1 or more for each layer, or all, got {','.join(map(str, self.fanout))}",
@@ -88,6 +120,11 @@ class SampleConfig:
                 "set sample.batch, such as 1024",
             )
             _require(
+                self.halo == "exact",
+                "sample.halo history is for batches, and without sample.batch the whole graph is one step; set "
+                "sample.batch, such as 1024, or for whole graphs run.strategy delayed",
+            )
+            _require(
                 not self.fanout,
                 f"sample.fanout is {','.join(map(str, self.fanout))}, and without sample.batch the whole graph is one "
                 "step; set sample.batch, such as 1024",
@@ -97,3 +134,11 @@ class SampleConfig:
     def drawn_fanout(self) -> tuple[int, ...]:
         """The fan-outs of the hops that are drawn."""
         return self.fanout[:-1] if self.first == "full" else self.fanout
+
+
+HISTORY: Final[Mapping[str, Any]] = {
+    name: default
+    for name, default in ((one.name, one.default) for one in fields(SampleConfig))
+    if name.startswith("history_")
+}
+"""Settings that belong to sample.halo history, with their defaults."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from mggcn.aggregate.history_cache import HaloRows
 from mggcn.backend.events import Mark
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges
@@ -99,7 +100,8 @@ class Batch:
     all rows, that are scored where links are predicted; seeds are then numbers of training links. last: whether the step
     ends with it; a step that is larger than was planned comes in several parts, whose gradients are added. reads: points up
     to which a device reads the arrays, which whoever loads the batch adds: the feed waits for them before it writes to
-    their memory again. packed: the same, filled up, as it lies on a GPU; None: whoever loads the batch makes it.
+    their memory again. halo: of each block, the rows that other ranks own, where these come from a cache. packed: the same,
+    filled up, as it lies on a GPU; None: whoever loads the batch makes it.
     """
 
     rows: Mapping[RowSet, npt.NDArray[np.int64]] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Batch:
     pairs: Pairs | None = None
     last: bool = True
     reads: list[Mark] = field(default_factory=list)
+    halo: Mapping[Block, HaloRows] = field(default_factory=dict)
     packed: Packed | None = None
 
     def copy(self) -> Batch:

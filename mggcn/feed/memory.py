@@ -19,6 +19,7 @@ from mggcn.blocks.slot import Slot, SlotPlan
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.fetched import FetchedRows
 from mggcn.feed.gather import GatheredRows
+from mggcn.feed.history import HistoryMemory, RemoteRows
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch
 from mggcn.feed.shared import PartOrders
@@ -55,6 +56,7 @@ class BatchMemory:
     """As of a batch."""
     share: Share | None
     packed: PackedBatch | None
+    remote: HistoryMemory | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +66,7 @@ class BatchMemoryPlan:
     stack: the blocks of a step on a rank; slots: of what is drawn. features, sums: make the memory of a batch's features,
     and of its rows of A X, of given bytes; a batch may have either or both. norm: the scales of the whole graph, None if
     rows have none. share: of the part of a rank where ranks share batches, of which each draws all, and takes its part.
-    pack: makes the memory of a batch that goes to a GPU.
+    remote: finds rows of other ranks, where these come from a cache. pack: makes the memory of a batch that goes to a GPU.
     """
 
     stack: Stack
@@ -74,6 +76,7 @@ class BatchMemoryPlan:
     sums: GatheredIn | None = None
     norm: NormScales | None = None
     share: SharePlan | None = None
+    remote: RemoteRows | None = None
     pack: Callable[[], PackedBatch] | None = None
 
     def make(self, rank: int) -> BatchMemory:
@@ -103,6 +106,7 @@ class BatchMemoryPlan:
             reads=[],
             share=share,
             packed=packed,
+            remote=None if self.remote is None else self.remote.memory(stack.capacities[0].sources),
         )
 
     def _orders(self, counts: Sequence[int]) -> tuple[RelationOrder, ...]:

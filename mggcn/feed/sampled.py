@@ -20,6 +20,7 @@ from mggcn.blocks.sampler import BatchTooLargeError, Drawn, Sampler
 from mggcn.blocks.shared import Share
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.edge_values import EdgeValues
+from mggcn.feed.history import RemoteRows
 from mggcn.feed.memory import BatchMemory, BatchMemoryPlan
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.relays import Relays
@@ -56,6 +57,7 @@ class SampledFeed:
         self._relays = relays
         self._values: EdgeValues = plan.values
         self._norm: NormScales | None = plan.norm
+        self._remote: RemoteRows | None = plan.remote
         self._threads = ThreadPoolExecutor(ahead, "mggcn-feed") if ahead else None
         self._waiting: deque[tuple[tuple[int, int], Future[Batch | None]]] = deque()
         """Batches on their way, by seed and number of the step, in the order of the steps."""
@@ -146,8 +148,13 @@ class SampledFeed:
                 )
             except BatchTooLargeError:
                 return None
-        ids = batch.rows[self.stack.blocks[0].sources]
-        features, sums = (None if m is None else m.gather(ids) for m in (place.features, place.sums))
+        ids = read = batch.rows[self.stack.blocks[0].sources]
+        if self._remote is not None and place.remote is not None:
+            sources = [batch.rows[block.sources].size for block in self.stack.blocks]
+            halo = self._remote.of(ids, seeds.size, step, sources, place.remote)
+            batch = dataclasses.replace(batch, halo=halo)
+            read = self._remote.gathered(ids, halo[self.stack.blocks[0]], place.remote)
+        features, sums = (None if m is None else m.gather(read) for m in (place.features, place.sums))
         normed = batch.scales or self._scales(batch.rows, ids, place)
         batch = dataclasses.replace(batch, features=features, sums=sums, scales=normed)
         if self._keep:

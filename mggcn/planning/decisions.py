@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from mggcn.aggregate.base import Strategy
+from mggcn.aggregate.base import AggregationPlan, Strategy
 from mggcn.aggregate.local import LocalPlan
 from mggcn.aggregate.shared import SharedPlan
 from mggcn.blocks.block import OWNED, WHOLE, Block, Stack
@@ -23,8 +23,9 @@ from mggcn.model.network import NETWORKS, Choices, Values, make_values
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import RowStats
-from mggcn.planning.batches import first_block, gathered_first, stack_of
+from mggcn.planning.batches import first_block, gathered_first, stack_of, steps_of
 from mggcn.planning.block_evaluation import BlockEvaluation, plan_blocks
+from mggcn.planning.history import history_plan
 from mggcn.planning.links import pair_rows, scoring_of
 from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape
@@ -155,10 +156,18 @@ class RunDecisions:
         blocks: Plans = {
             block: SharedPlan(size, run.ranks, block in back)
             if block in stack.exchanged
-            else LocalPlan(size, block in back)
+            else self._local(block, LocalPlan(size, block in back), rank)
             for block, size in zip(stack.blocks, stack.capacities, strict=True)
         }
         return blocks, {WHOLE: exact} if found is None else found.plans
+
+    def _local(self, block: Block, local: LocalPlan, rank: int) -> AggregationPlan:
+        """Return the plan of a block whose edges are all on the rank; rows of other ranks may come from a cache."""
+        if not self.config.reads_history:
+            return local
+        values = self.values.training.values()
+        over = (v for v in values if isinstance(v.kind, Aggregate) and not v.kind.backward and v.kind.block == block)
+        return history_plan(self.config, self.stats, rank, local, next(over), steps_of(self.config, self.shape))
 
     def panel_width(self) -> int:
         """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks use the width that fits the

@@ -55,6 +55,11 @@ def check_links(config: Config, graph: Graph) -> None:
             "run.batches cooperative leaves each vertex to one rank, and pairs need both ends on theirs; choose "
             "independent where links are predicted"
         )
+    if config.sample.halo == "history":
+        raise ConfigError(
+            "sample.halo history draws around a rank's own vertices, and a link's ends may be any rank's; choose exact "
+            "where links are predicted"
+        )
     if config.sample.first == "full":
         raise ConfigError(
             "sample.first full sums over all edges in the first layer, a step's own links too, which are to be left out; "

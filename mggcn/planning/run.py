@@ -42,6 +42,7 @@ from mggcn.planning.batches import (
 )
 from mggcn.planning.block_evaluation import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
+from mggcn.planning.history import history_feed_bytes
 from mggcn.planning.learned import LearnedPlan, plan_learned
 from mggcn.planning.links import host_pair_bytes, keeps_pairs, pair_bytes, pair_matrix, pair_room, score_sums
 from mggcn.planning.programs import Lowering, Programs
@@ -331,8 +332,10 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         if pads_batches(config):
             pinned = on_host + packed_bytes(config, shape, common.stack, values)
         # Beside them the gradients of a step's parts.
-        regions["batches on their way"] = sizes.gradient_bytes + (
-            device_bytes(config, shape, common.stack, values) if pinned else on_host
+        regions["batches on their way"] = (
+            sizes.gradient_bytes
+            + (device_bytes(config, shape, common.stack, values) if pinned else on_host)
+            + history_feed_bytes(config, stats, common.stack, rank)
         )
     if config.fetches_rows and common.stack is not None:
         regions["rows of other ranks"] = fetched_bytes(config, shape, common.stack, rank_sizes.owned)

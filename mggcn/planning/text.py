@@ -18,6 +18,7 @@ from mggcn.partition.rows.partition import row_stats
 from mggcn.planning.advice import Room, advice, smallest_ranks
 from mggcn.planning.batch_rows import fetch_lines
 from mggcn.planning.batches import batch_lines, first_lines
+from mggcn.planning.history import history_lines
 from mggcn.planning.learned import learned_lines
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
@@ -180,7 +181,8 @@ def _batches(plan: RunPlan) -> list[str]:
     lines = batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes)
     fetched = rank.regions.get("rows of other ranks", 0)
     lines += fetch_lines(plan.config, plan.shape, rank.sizes.owned, fetched)
-    return ["", *lines, *evaluated]
+    cached = history_lines(plan.config, rank.train, rank.training, rank.sizes.operand)
+    return ["", *lines, *cached, *evaluated]
 
 
 def _explained(rank: RankPlan, plan: RunPlan) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.halo import Side
+from mggcn.aggregate.history_block import HistoryBlock
 from mggcn.aggregate.local import LocalBlock
 from mggcn.aggregate.relations import schedule_of, upload_tile, variant_of
 from mggcn.aggregate.shared import SharedBlock
@@ -69,6 +70,16 @@ class BatchLoader:
             if isinstance(aggregation, SharedBlock) and edges.remote is not None:
                 aggregation.load(*_sides(backend, edges, self._real, aggregation))
                 continue
+            if isinstance(aggregation, HistoryBlock):
+                if not batch.last:
+                    raise PlanError(
+                        "a step came in parts, of which other ranks know nothing, and rows of each layer are sent once a "
+                        "step; set sample.plan = bound"
+                    )
+                if block not in batch.halo:
+                    raise PlanError(f"block {block.name!r} needs the rows of other ranks, and the feed gave none")
+                aggregation.take(batch.halo[block])
+                aggregation = aggregation.local
             if not isinstance(aggregation, LocalBlock):
                 raise PlanError(f"block {block.name!r} does not take edges from a batch")
             if self.typed and edges.types is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +76,9 @@ class Engine(Protocol):
     def compare(self, epoch: int) -> dict[str, float | None]:
         """Return how far the gradient of an epoch's first step, which is not trained, is from the exact one."""
 
-    def rows_read(self, epoch: int) -> dict[str, int]:
-        """Return the rows that all ranks' batches of an epoch, from 0, have read, by whose they are, for the history; {}
-        unless ranks fetch rows.
+    def rows_read(self, epoch: int) -> dict[str, Any]:
+        """Return, for the history, the rows that all ranks' batches of an epoch, from 0, have read, by whose they are,
+        where ranks fetch rows, and which share of other ranks' rows they found in a cache, where they have one. Collective.
         """
 
     def keep_best(self) -> None:

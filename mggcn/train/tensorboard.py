@@ -67,9 +67,15 @@ class TensorBoard:
             self.close()
             self._writer, self._run = self._start(run, epoch), run
         for key, value in row.items():
-            if value is not None and key not in ("run", "epoch"):
-                is_score = key in ("train", "val", "test")
-                self._writer.add_scalar(f"{self._config.train.metric}/{key}" if is_score else key, value, epoch)
+            if value is None or key in ("run", "epoch"):
+                continue
+            name = f"{self._config.train.metric}/{key}" if key in ("train", "val", "test") else key
+            several = (
+                {f"{name}/{k}": one for k, one in enumerate(value, 1)} if isinstance(value, list) else {name: value}
+            )
+            for name, one in several.items():
+                if one is not None:
+                    self._writer.add_scalar(name, one, epoch)
         if self._on_epoch is not None:
             self._on_epoch(row)
 

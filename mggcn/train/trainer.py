@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mggcn.aggregate.history_block import HistoryBlock
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
 from mggcn.feed.batch import Feed, WholeGraph
@@ -253,8 +254,19 @@ class RankTrainer:
         self.runtime.backend.activate()
         return {} if self._comparison is None else self._comparison.run(self._seed, epoch)
 
-    def rows_read(self, epoch: int) -> dict[str, int]:
-        return {} if self._rows_read is None else self._rows_read(self._seed, epoch)
+    def rows_read(self, epoch: int) -> dict[str, Any]:
+        read = {} if self._rows_read is None else self._rows_read(self._seed, epoch)
+        return {**read, **self._hit_rates(epoch)}
+
+    def _hit_rates(self, epoch: int) -> dict[str, Any]:
+        """Return which share of other ranks' rows an epoch found in the cache of each layer; {} without one. Collective."""
+        blocks = self.runtime.programs["train"].aggregations.values()
+        counts = [block.found(epoch) for block in blocks if isinstance(block, HistoryBlock)]
+        if not counts:
+            return {}
+        total = torch.tensor(counts, dtype=torch.float64)
+        self.runtime.sum_over_ranks(total)
+        return {"hit_rates": [hits / count if count else None for hits, count in total.tolist()]}
 
     def keep_best(self) -> None:
         self._best.copy_(self.runtime.weights.flat)

@@ -128,6 +128,22 @@ def test_every_mode_equals_its_twin(isa: str, kind: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["loops", "parallel"])
+def test_nothing_is_drawn_around_vertices_of_other_ranks(isa: str, kind: str, mode: str) -> None:
+    """Fails if a row of another rank has an edge, or a seed, or an own row, draws otherwise than without ranks."""
+    adj_t, draws = graph(kind), MODES[mode]
+    owner = np.random.default_rng(91).integers(0, 3, adj_t.num_rows).astype(np.uint16)
+    targets = np.repeat(np.arange(adj_t.num_rows), np.diff(adj_t.indptr.array()))
+    pairs = list(zip(targets.tolist(), adj_t.indices.array().tolist(), strict=True))
+    sampler, twin = Sampler(adj_t, draws, owner=owner, rank=2), Twin(adj_t, draws, self_loops=False)
+    for step, count in enumerate((1, 13)):
+        seeds = np.random.default_rng(step).permutation(adj_t.num_rows)[:count]
+        leaves = {pair for pair in pairs if owner[pair[0]] != 2 and pair[0] not in seeds}
+        slot = Slot(plan_for(adj_t, draws, count, places=True))
+        assert content(sampler.draw(slot, seeds, SEED, step)) == expected(twin, seeds, step, leaves)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["loops", "parallel"])
 def test_edges_that_are_left_out_are_never_drawn(isa: str, kind: str, mode: str) -> None:
     """Fails if one is drawn, if a row draws otherwise than from its other edges, or if a key that names none matters."""
     adj_t, draws = graph(kind), MODES[mode]

@@ -57,6 +57,26 @@ def build_halos(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class HaloIds:
+    """The vertices of other ranks that a rank's rows have entries of A^T in, by owner, and its own ones that others have,
+    by reader: ids int64, ascending. The place of a vertex among one rank's is the same on both sides.
+    """
+
+    received: tuple[npt.NDArray[np.int64], ...]
+    sent: tuple[npt.NDArray[np.int64], ...]
+
+
+def halo_ids(graph: Graph, owners: Assignment, rank: int) -> HaloIds:
+    """Return a rank's halo for A^T as ids. No rank asks another. Cost: a sweep over the edges, of a directed graph two."""
+    needed, toward = _neighbours(graph.adj_t, owners, rank, EVERYTHING)
+    if not graph.symmetric:
+        _, toward = _neighbours(graph.adj, owners, rank, EVERYTHING)
+    (readers, rows), owned, ranks = toward, owners.owned(rank), range(owners.num_ranks)
+    received = tuple(np.flatnonzero(needed & (owners.owner == owner)) for owner in ranks)
+    return HaloIds(received, tuple(np.sort(owned[rows[readers == reader]]) for reader in ranks))
+
+
 def _neighbours(
     matrix: CSR, owners: Assignment, rank: int, only: RowColumnMask
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
