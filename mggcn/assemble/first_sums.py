@@ -1,15 +1,17 @@
 """A_hat X of all vertices, which the first layer of sampled training reads under sample.first = full.
 
-It lies in a temporary file that all ranks map: of P ranks each computes the rows of one P-th of the vertices, from the
-store's edges and features, so that nothing but the file's name is sent, and no rank holds X. N vertices, D features; E
-edges of a piece.
+It lies in a temporary file of each machine that all of its ranks map: of M ranks each computes the rows of one M-th of the
+vertices, from the store's edges and features, so that nothing but the file's name is sent, and no rank holds X. N
+vertices, D features; E edges of a piece.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from mggcn.memory.device import REAL, scale_dtype, threads_of
 from mggcn.memory.units import MIB, human
 from mggcn.model.rewrite.first_sums import FirstSums
 from mggcn.planning.batches import reads_weights
+from mggcn.train.heartbeat import boot_id
 from mggcn.train.runtime import DTYPES, RankRuntime
 
 PIECE_BYTES = 4 * MIB
@@ -45,40 +48,62 @@ def compute_first_sums(
     a row of X. Memory: some MiB, and the file. Raises: PlanError if there is no room for the file.
     """
     graph, comm = x.graph, runtime.comm
-    rows = _shared_file((graph.num_vertices, x.num_features), scale_dtype(config.run.precision), runtime)
+    firsts = _first_ranks(runtime)
+    rows = _shared_file((graph.num_vertices, x.num_features), scale_dtype(config.run.precision), runtime, firsts)
     weights = graph.adj_t.values if reads_weights(config, graph.adj_t.values is not None, graph.repeats) else None
     sums = _Sums(config, x, norm, of, None if weights is None else weights.array())
-    first, last = (graph.num_vertices * number // comm.size for number in (comm.rank, comm.rank + 1))
+    mates = [rank for rank in range(comm.size) if firsts[rank] == firsts[comm.rank]]
+    place = mates.index(comm.rank)
+    first, last = (graph.num_vertices * number // len(mates) for number in (place, place + 1))
     for start in range(first, last, sums.piece):
         sums.add(start, min(start + sums.piece, last), rows)
     comm.barrier()
     return ArrayRows(rows)
 
 
-def _shared_file(shape: tuple[int, int], dtype: npt.DTypeLike, runtime: RankRuntime) -> npt.NDArray[Any]:
-    """Return zeros in a temporary file that every rank maps, and that has no name once all do. Collective.
+def _first_ranks(runtime: RankRuntime) -> list[int]:
+    """Return, for each rank, the first one on its machine. Collective."""
+    comm, name = runtime.comm, f"{platform.node()} {boot_id()}"
+    found = runtime.backend.allocate(8 * comm.size).view(torch.float64)
+    found[comm.rank] = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])  # as many as float64 holds
+    runtime.sum_over_ranks(found)
+    machines = found.tolist()
+    return [machines.index(machine) for machine in machines]
 
-    Raises: PlanError if rank 0 cannot make the file, or another rank cannot open it.
+
+def _shared_file(
+    shape: tuple[int, int], dtype: npt.DTypeLike, runtime: RankRuntime, firsts: Sequence[int]
+) -> npt.NDArray[Any]:
+    """Return zeros in a temporary file that every rank of a machine maps, and that has no name once all do. Collective.
+
+    firsts: the ranks that make the files, by rank. Raises: PlanError if one cannot, or another rank cannot open it.
     """
     comm, nbytes = runtime.comm, int(np.prod(shape)) * np.dtype(dtype).itemsize
-    name = runtime.backend.allocate(8 * PATH_BYTES).view(torch.float64)
-    made = _made_file(nbytes) if comm.rank == 0 else b""
+    mine = firsts[comm.rank]
+    made = _made_file(nbytes) if comm.rank == mine else b""
     try:
-        name[: len(made)] = torch.from_numpy(np.array([*made], np.float64)).to(name.device)
-        runtime.sum_over_ranks(name)
-        path = bytes(int(byte) for byte in name.tolist() if byte)
+        paths = {first: _told(made if comm.rank == first else b"", runtime) for first in sorted(set(firsts))}
+        path = os.fsdecode(paths[mine])
         try:
-            rows: npt.NDArray[Any] = np.memmap(os.fsdecode(path), dtype, "r+", shape=shape)
+            rows: npt.NDArray[Any] = np.memmap(path, dtype, "r+", shape=shape)
         except OSError as error:
             raise PlanError(
-                f"rank {comm.rank} cannot open {os.fsdecode(path)}, where rank 0 keeps A X ({error.strerror}); "
-                "sample.first full needs all ranks on one machine: choose drawn"
+                f"rank {comm.rank} cannot open {path}, where rank {mine} keeps A X ({error.strerror}); sample.first full "
+                "needs one TMPDIR for all ranks of a machine: set it, or choose drawn"
             ) from error
         comm.barrier()
         return rows
     finally:  # also where a rank fails or a signal comes
         if made:
             Path(os.fsdecode(made)).unlink()
+
+
+def _told(path: bytes, runtime: RankRuntime) -> bytes:
+    """Return the path that one rank gives; the others give none. Collective."""
+    name = runtime.backend.allocate(8 * PATH_BYTES).view(torch.float64)
+    name[: len(path)] = torch.from_numpy(np.array([*path], np.float64)).to(name.device)
+    runtime.sum_over_ranks(name)
+    return bytes(int(byte) for byte in name.tolist() if byte)
 
 
 def _made_file(nbytes: int) -> bytes:

@@ -9,6 +9,8 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import os
+import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +21,7 @@ from mggcn.cli.answer import add_json
 from mggcn.cli.colour import painted
 from mggcn.cli.settings import add_settings, read_settings
 from mggcn.comm.failure import Interrupted
-from mggcn.comm.rank import torchrun_env
+from mggcn.comm.rank import all_here, torchrun_env
 from mggcn.config import Config, from_tables
 from mggcn.config.files import setting_name, with_settings
 from mggcn.config.values import setting
@@ -32,6 +34,7 @@ from mggcn.runs import train as training
 from mggcn.runs.occupied import occupied
 from mggcn.runs.regroup import regrouped, with_ranks
 from mggcn.runs.result import read_result
+from mggcn.runs.torchrun import Request, train_under_torchrun
 from mggcn.runs.weights import weights_of_run
 
 if TYPE_CHECKING:
@@ -205,15 +208,33 @@ def _start(arguments: argparse.Namespace) -> Mapping[str, Tensor] | None:
 def _under_torchrun(arguments: argparse.Namespace) -> int:
     """Train as one rank of torchrun; rank 0 prints."""
     if arguments.resume is not None:
-        config, store = resumed(arguments)
+        config, recorded = _resumed_here(arguments)
+        find: Callable[[], Path] = lambda: recorded  # noqa: E731  it stands for the other branch's
     else:
-        config, store = read_settings(arguments), store_path(arguments.store, arguments.root)
-    folders = (arguments.out, arguments.resume)
-    code, result = training.train_under_torchrun(config, store, *folders, _start(arguments), quiet=arguments.quiet)
+        config, find = read_settings(arguments), functools.partial(store_path, arguments.store, arguments.root)
+    request = Request(
+        config=config,
+        store=find,
+        out=arguments.out,
+        resume=arguments.resume,
+        start=_start(arguments) if os.environ["RANK"] == "0" else None,
+        quiet=arguments.quiet,
+    )
+    code, result = train_under_torchrun(request)
     arguments.answer = result
     if result is not None and not arguments.quiet:
         print(summary(result))
     return code
+
+
+def _resumed_here(arguments: argparse.Namespace) -> tuple[Config, Path]:
+    """Return `resumed` of a rank of torchrun. Raises: RunError that names the machine if there are several."""
+    try:
+        return resumed(arguments)
+    except RunError as error:
+        if all_here(int(os.environ["WORLD_SIZE"])):
+            raise
+        raise RunError(f"on {platform.node()}: {error}; every machine must see the run folder") from error
 
 
 def _scores(line: str, kind: str) -> str:

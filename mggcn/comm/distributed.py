@@ -16,16 +16,15 @@ from __future__ import annotations
 import gc
 import os
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Final, Protocol, TypeVar, cast, final
+from typing import Final, Protocol, cast, final
 
 import torch
 import torch.distributed as dist
@@ -35,12 +34,11 @@ from mggcn.backend.events import Mark, MessageStream
 from mggcn.backend.host import HostStream
 from mggcn.comm.base import CommStream, Event
 from mggcn.comm.calls import Call, all_reduce_call, all_to_all_call, broadcast_call, disagreement
-from mggcn.comm.control_store import CHECKED_CALLS, SLICE_S, ControlStore, loopback_interface, meet
+from mggcn.comm.control_store import CHECKED_CALLS, SLICE_S, ControlStore, Peers, aside, meet
 from mggcn.comm.failure import out_of_memory
 from mggcn.comm.nccl import Nccl
+from mggcn.comm.network import address_towards, interface_of, loopback_interface
 from mggcn.errors import CommError, one_line
-
-T = TypeVar("T")
 
 TRANSPORT_SLACK_S: Final = 30.0
 """The transport's own time limit comes this much after ours: gloo then closes its connections and explains little, torch's
@@ -109,7 +107,7 @@ class DistributedCommunicator:
         device, limit = torch.device(stream.device), _limit(control.timeout_s)
         control.exchange("device", b"", "to start NCCL")
         with self._measured("start", stream):
-            opening = _aside(lambda: backend.open(device, limit))
+            opening = aside(lambda: backend.open(device, limit))
             self._await(lambda seconds: bool(wait([opening], seconds).done), control.number, " to start NCCL")
             try:
                 self._device_group = opening.result()
@@ -171,7 +169,7 @@ class DistributedCommunicator:
         backend, group = self._device, self._device_group
         if backend is not None and group is not None:
             gc.collect()  # graphs that hold messages may be part of cycles
-            if not wait([_aside(lambda: backend.close(group))], DESTROY_S).done:
+            if not wait([aside(lambda: backend.close(group))], DESTROY_S).done:
                 return
         dist.destroy_process_group(self._host)
 
@@ -194,7 +192,9 @@ class DistributedCommunicator:
             except ConnectionError as error:
                 control.look(number)
                 control.check()
-                control.fail(f"rank {self.rank} lost its connections{where}: {error}")
+                peer = control.peers.at(_address(error))
+                whose = f" to {peer}" if peer else ""
+                control.fail(f"rank {self.rank} lost its connections{whose}{where}: {error}")
             control.look(number)
             control.check()
             if time.monotonic() > give_up_at:
@@ -287,20 +287,6 @@ def _passed(marks: Sequence[Mark], seconds: float) -> bool:
     return True
 
 
-def _aside(function: Callable[[], T]) -> Future[T]:
-    """Call into a library that may never return, in a thread for which no end of the process waits."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="aside", daemon=True).start()
-    return result
-
-
 def lost(error: RuntimeError) -> str:
     """Return gloo's message about a broken connection, without addresses and advice on gloo's source files."""
     text = re.sub(r"\[[^]]*\](:\d+)?", "", str(error))
@@ -308,6 +294,12 @@ def lost(error: RuntimeError) -> str:
         r"[Cc]onnection [a-z ]*[a-z]|reset by peer|timeout [a-z ]*closure|[Tt]imed out|[Bb]roken pipe", text
     )
     return found[0] if found else " ".join(one_line(text).split())[:120]
+
+
+def _address(error: ConnectionError) -> str:
+    """Return the address of the peer that gloo names in what `error` was raised from, "" without one."""
+    found = re.search(r"\[([0-9a-f.:]+)\]:\d+", str(error.__cause__))
+    return found[1] if found else ""
 
 
 @final
@@ -345,9 +337,11 @@ def connect(
     Raises: BackendError if there is no NCCL; CommError naming the ranks that did not come.
     """
     device = Nccl() if transport == "nccl" else None
+    store, control = meet(rank, size, init_method, timeout_s)
     if loopback:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
-    store, control = meet(rank, size, init_method, timeout_s)
+    elif found := _interface(control.peers):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
     try:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_limit(timeout_s))
     except (RuntimeError, OSError, ValueError) as error:
@@ -358,6 +352,15 @@ def connect(
     if group is None:
         raise CommError(f"rank {rank}: torch.distributed made no process group")
     return DistributedCommunicator(group, control, device=device)
+
+
+def _interface(peers: Peers) -> str:
+    """Return the interface that faces the other machines of a run, "" if that is not known.
+
+    Left alone gloo takes the address that the machine's name has, which many systems make one of loopback.
+    """
+    known = [address for address in peers.addresses if address]
+    return interface_of(address_towards(peers.store) or address_towards(known[0])) if known else ""
 
 
 def _limit(timeout_s: float) -> timedelta:

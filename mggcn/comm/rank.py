@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,8 @@ TORCHRUN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PO
 """What torchrun tells its processes; the first three are numbers."""
 COUNTS: Final = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """Where srun and mpirun say how many processes they started. A batch script of several tasks has none of them."""
+HEARD_S: Final = 0.6
+"""Seconds that a failing rank 0 of torchrun lives on: its process may hold the store, where the others read why."""
 
 
 def rank_main(
@@ -108,6 +111,11 @@ def ranks_here(ranks: int) -> int:
     return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks))) if torchrun_env() else ranks
 
 
+def all_here(ranks: int) -> bool:
+    """Return whether torchrun says that all of a run's ranks are on this machine."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)
+
+
 def torchrun_env() -> tuple[int, int, int] | None:
     """Return (rank, size, local rank) if torchrun started this process, None if no launcher did.
 
@@ -149,7 +157,9 @@ def connect_torchrun(timeout_s: float, transport: str = "gloo") -> Communicator:
     from mggcn.comm.distributed import connect
 
     rank, size, _ = _require_torchrun()
-    return connect(rank, size, "env://", timeout_s, False, transport)
+    # Messages of one machine stay on it, unless the user has named a network.
+    inside = all_here(size) and "GLOO_SOCKET_IFNAME" not in os.environ
+    return connect(rank, size, "env://", timeout_s, inside, transport)
 
 
 def _require_torchrun() -> tuple[int, int, int]:
@@ -176,6 +186,8 @@ def _run(rank: int, folder: Path | None, join: Callable[[], Communicator], body:
         report = _tell(rank, folder, error)
         if comm is not None:
             comm.abort(f"rank {rank} failed: {report.name}: {report.message}")
+            if folder is None and rank == 0:
+                time.sleep(HEARD_S)
         _leave(report.exit_code)
     if stopped is not None:
         _leave(stopped.exit_code)

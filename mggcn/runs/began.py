@@ -67,9 +67,14 @@ def check_settings(folder: Path, config: Config, job: Mapping[str, Any]) -> None
 
 def changed_parts(job: Mapping[str, Any], graph: Graph) -> str:
     """Return the names of what differs between a graph and the one that a run began with, "" if that was not recorded."""
-    before, now = job.get("graph"), graph_digests(graph)
+    before = job.get("graph")
     if not isinstance(before, dict) or not isinstance(before.get("files"), dict):
         return ""
+    return differing_parts(before, graph_digests(graph))
+
+
+def differing_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the names of what differs between two graphs, of which these are the digests."""
     files: dict[str, str] = before["files"]
     arrays = [name for name in sorted(files.keys() | now["files"].keys()) if files.get(name) != now["files"].get(name)]
     extents = [name for name in now if name != "files" and before.get(name) != now[name]]

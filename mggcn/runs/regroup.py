@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from mggcn.assemble.plan import check_available, memory_limit, plan_graph, resolve, room_of
+from mggcn.comm.rank import ranks_here
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
@@ -43,8 +44,11 @@ def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) ->
     checked as for a new run. Cost: as planning; nothing if the number is the same.
     Raises: RunError if the graph has changed; PlanError, ConfigError.
     """
-    planned = read_run(folder)[2]["assignment"]
-    if not isinstance(planned, dict) or planned.get("ranks") == config.run.ranks:
+    _, plan_before, job = read_run(folder)
+    planned, ranks = job["assignment"], config.run.ranks
+    # Ranks that have come to several machines share no memory, in which evaluation by blocks keeps rows.
+    apart = plan_before.get("evaluate") == "blocks" and ranks_here(ranks) < ranks
+    if not isinstance(planned, dict) or (planned.get("ranks") == ranks and not apart):
         return config
     require_graph(folder, graph)
     config = resolve(config, graph)

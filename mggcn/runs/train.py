@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import platform
@@ -18,7 +17,6 @@ import numpy as np
 
 from mggcn import native
 from mggcn.assemble.plan import (
-    bind_process,
     check_available,
     dense_products,
     in_float32,
@@ -31,14 +29,14 @@ from mggcn.assemble.plan import (
 from mggcn.backend.cpu.machine import processor_name
 from mggcn.comm.failure import Interrupted
 from mggcn.comm.launch import run_ranks
-from mggcn.comm.rank import num_gpus_used, torchrun_env, torchrun_main
+from mggcn.comm.rank import num_gpus_used
 from mggcn.config import Config
-from mggcn.errors import ConfigError, printable
+from mggcn.errors import printable
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import check_split
 from mggcn.graph.store import graph_sha256, open_store, store_folder
 from mggcn.host import python
-from mggcn.memory.device import DEVICES, launching, not_captured
+from mggcn.memory.device import launching, not_captured
 from mggcn.memory.units import free_bytes
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit, require_pinned
@@ -51,16 +49,12 @@ from mggcn.runs.folder import (
     known_plan,
     make_run_folder,
     measured_products,
-    naming_checkpoint,
     read_run,
-    reopen,
     write_plan,
 )
 from mggcn.runs.local import in_processes, on_local_ranks, signalled_stop
 from mggcn.runs.nccl_record import nccl_record
-from mggcn.runs.occupied import occupied
 from mggcn.runs.product_table import RUN_FILE, STORE_FILE, outdated
-from mggcn.runs.regroup import regrouped, with_ranks
 from mggcn.runs.result import read_result
 from mggcn.runs.weights import check_start, keep_start, start_of, weights_of
 from mggcn.train.heartbeat import Heartbeat
@@ -327,73 +321,21 @@ def train_here(run: PlannedRun, graph: Graph, *, quiet: bool, **options: Any) ->
 
 
 def train_worker(
-    comm: Communicator, folder: Path, quiet: bool, started: float, planned: PlannedRun | None = None
+    comm: Communicator,
+    folder: Path,
+    quiet: bool,
+    started: float,
+    planned: PlannedRun | None = None,
+    graph: Graph | None = None,
 ) -> None:
     """Train as one rank process.
 
     started: time.perf_counter of the machine when the command began, which set-up counts from. planned: by this process,
-    which need not read the plan and share out the graph again.
+    which need not read the plan and share out the graph again. graph: of this machine, None: of the store that job.json
+    names.
     """
     config, _, job = read_run(folder)
-    graph = open_store(job["store"])
+    graph = graph or open_store(job["store"])
     with signalled_stop(saves=False) as stop, dense_products(config):
         run = planned or PlannedRun(folder, *known_plan(folder, config, graph))
         train_rank(comm, run, graph, quiet=quiet, stop=stop, started=started)
-
-
-def train_under_torchrun(
-    config: Config,
-    store: Path,
-    out: Path | None,
-    resume: Path | None,
-    start: Mapping[str, Tensor] | None = None,
-    *,
-    quiet: bool,
-) -> tuple[int, dict[str, Any] | None]:
-    """Train as one rank of torchrun. Returns its exit code, and the result on rank 0.
-
-    Rank 0 plans and writes the run folder; the others read it there, so the folder must be shared by all ranks.
-    """
-    found = torchrun_env()
-    if found is None:
-        raise ConfigError(
-            "torchrun's environment is missing; start with torchrun --nproc-per-node P -m mggcn train ..."
-        )
-    rank, size, _ = found
-    if resume is None and config.run.ranks not in (1, size):
-        raise ConfigError(f"--ranks {config.run.ranks} differs from torchrun's {size} processes; leave --ranks out")
-    if config.run.transport in ("single", "threads"):
-        raise ConfigError(f"under torchrun run.transport must be auto, gloo or nccl, got {config.run.transport}")
-    if resume is not None:
-        config = with_ranks(config, size)
-    run = dataclasses.replace(config.run, ranks=size, transport=config.run.process_transport)
-    config = dataclasses.replace(config, run=run)
-    check_available(config)
-    if not DEVICES[config.run.device].is_host:  # ranks on CPUs under torchrun: the launcher decides where they run
-        bind_process(config, rank)
-    started = time.perf_counter()
-    result: list[dict[str, Any]] = []
-
-    def body(comm: Communicator) -> None:
-        from mggcn.comm.gather import gather_texts  # loads torch
-
-        folder, planned = resume, None
-        with contextlib.ExitStack() as held:
-            if comm.rank == 0 and folder is None:
-                planned = prepare_run(config, open_store(store), store, out, start)
-                folder = planned.folder
-                held.enter_context(occupied(folder))
-                held.enter_context(discarded_if_refused(folder))
-                if not quiet:
-                    announce(planned.plan, store, planned.reason)
-            elif comm.rank == 0 and folder is not None:
-                held.enter_context(occupied(folder))
-                reopen(folder, regrouped(folder, config, open_store(store), store))
-            shared = Path(gather_texts(comm, "" if folder is None else str(folder.resolve()))[0])
-            with naming_checkpoint(shared):
-                train_worker(comm, shared, quiet, started, planned)
-            if comm.rank == 0:
-                result.append({"folder": str(shared), **read_result(shared)})
-
-    code = torchrun_main(config.run.timeout_s, body, config.run.transport)
-    return code, result[0] if result else None

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from mggcn.comm.calls import Call
-from mggcn.comm.control_store import ControlStore
+from mggcn.comm.control_store import AnsweringStore, ControlStore, Peers, agree
 from mggcn.errors import CommError
 from tests.comm.worlds import in_threads
 
@@ -108,3 +108,62 @@ def test_roll_call_spares_who_waits_as_well() -> None:
         return ""
 
     assert in_threads(3, rank)[0] == "for rank 2"
+
+
+class SilentStore:
+    """A store behind a cable that was cut after some calls: those that follow never return."""
+
+    def __init__(self, calls: int) -> None:
+        self._store, self._calls = dist.HashStore(), calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls -= 1
+        return getattr(self._store, name) if self._calls >= 0 else lambda *_: time.sleep(60)
+
+
+def test_a_silent_store_is_lost_in_time() -> None:
+    """Fails if a rank waits for TCP to give up, or waits again each time it asks."""
+    store = AnsweringStore(SilentStore(2), 0.3)
+    store.set("key", "text")
+    assert store.get("key") == b"text"
+    control = ControlStore(store, 1, 2, 0.3, Peers(store="node-0"))
+    began = time.monotonic()
+    control.look()
+    with pytest.raises(CommError, match=r"^rank 1 lost the host of the store, node-0: it has not answered for 0\.3 s$"):
+        control.check()
+    assert "lost the host of the store, node-0 (it has not answered" in control.suspects(3)
+    ControlStore(store, 1, 2, 0.3).abort("disk full")
+    assert time.monotonic() - began < 0.6
+
+
+def test_peers_are_named_with_their_machines() -> None:
+    """Fails if who reads a message must guess which machine is meant, or one machine is named with every rank."""
+    peers = Peers(hosts=["a", "a", "b", "c"], addresses=["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3"])
+    assert peers.name([2]) == "rank 2 on b"
+    assert peers.name([0, 1, 3]) == "ranks 0, 1, 3 on a, c"
+    assert peers.at("10.0.0.1") == "ranks 0, 1 on a"
+    assert peers.at("10.0.0.9") == peers.at("") == ""
+    assert Peers(hosts=["a", "a"], addresses=["10.0.0.1"] * 2).name([1]) == "rank 1"
+    assert Peers(hosts=["a", "a"], addresses=["10.0.0.1"] * 2).at("10.0.0.1") == ""
+    assert Peers().name([1, 2]) == "ranks 1, 2"
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_ranks_do_not_meet_those_of_an_attempt_before(late: int) -> None:
+    """Fails if what an earlier attempt left in a store is taken for a rank of this one, whichever rank comes last."""
+    store = dist.HashStore()
+    before = in_threads(3, lambda rank: agree(store, rank, 3, 5.0, ""))  # type: ignore[arg-type]
+    assert len({token for token, _ in before}) == 1
+
+    def again(rank: int) -> tuple[str, float]:
+        time.sleep(0.3 * (rank == late))
+        came = time.monotonic()
+        return agree(store, rank, 3, 5.0, "")[0], came  # type: ignore[arg-type]
+
+    began = time.monotonic()
+    found = in_threads(3, again)
+    assert len({token for token, _ in found}) == 1
+    assert found[0][0] != before[0][0]
+    assert time.monotonic() - began >= 0.3
+    with pytest.raises(CommError, match=r"^rank 0 waited 0\.2 s for ranks 1, 2 to start$"):
+        agree(store, 0, 3, 0.2, "")  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mggcn.assemble import first_sums
 from mggcn.assemble.rank import Rank
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import PlanError
@@ -113,6 +114,16 @@ def test_pieces_of_rows_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         compare(full(2, MORE["gcn-loops"]), graph)
 
 
+def test_each_machine_has_sums_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if ranks read a file of another machine, or the ranks of one leave out rows that others compute elsewhere."""
+    monkeypatch.setattr(first_sums, "_first_ranks", lambda runtime: [0, 1, 1])
+    made: list[bytes] = []
+    make = first_sums._made_file
+    monkeypatch.setattr(first_sums, "_made_file", lambda nbytes: made.append(make(nbytes)) or made[-1])
+    compare(full(3, MODELS["gcn"]), graph_of())
+    assert len(set(made)) == 2
+
+
 def test_what_is_drawn_is_that_of_the_other_hops() -> None:
     """Fails if the hops that are left draw otherwise than without A X, or the last one is drawn all the same."""
 
@@ -211,14 +222,14 @@ def test_a_folder_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_file_that_a_rank_cannot_open_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Fails if ranks of several machines end in a traceback, or the file stays where mapping it fails."""
+    """Fails if ranks with folders of their own end in a traceback, or the file stays where mapping it fails."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
     def elsewhere(path: str, *_: Any, **__: Any) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     monkeypatch.setattr(np, "memmap", elsewhere)
-    with pytest.raises(PlanError, match=r"rank \d cannot open .*sums-.*needs all ranks on one machine: choose drawn"):
+    with pytest.raises(PlanError, match=r"rank \d cannot open .*sums-.*needs one TMPDIR for all ranks of a machine"):
         on_ranks(full(2, MODELS["gcn"]), graph_of(), lambda rank: None)
     assert list(tmp_path.iterdir()) == []
 

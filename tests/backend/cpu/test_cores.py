@@ -13,7 +13,7 @@ import pytest
 from mggcn.assemble import plan as assemble
 from mggcn.backend.cpu.cores import cores_beside, cores_in, cores_of_rank, nodes
 from mggcn.config import Config, RunConfig
-from mggcn.runs import train, worker
+from mggcn.runs import torchrun, worker
 from tests.backend.gpu_libraries import Card, Machine
 
 
@@ -113,9 +113,10 @@ def test_torchruns_ranks_are_bound_beside_their_gpus(
     """Fails if ranks on several nodes are left to the system, or one on CPUs, which its starter places, is moved."""
     found: list[int] = []
     for name, answer in {"torchrun_env": (1, 2, 1), "check_available": None, "torchrun_main": 0}.items():
-        monkeypatch.setattr(train, name, lambda *arguments, answer=answer: answer)
-    monkeypatch.setattr(train, "bind_process", lambda config, rank: found.append(rank))
-    assert train.train_under_torchrun(Config(run=RunConfig(device=device)), Path(), None, None, quiet=True) == (0, None)
+        monkeypatch.setattr(torchrun, name, lambda *arguments, answer=answer: answer)
+    monkeypatch.setattr(torchrun, "bind_process", lambda config, rank: found.append(rank))
+    request = torchrun.Request(config=Config(run=RunConfig(device=device)), store=Path)
+    assert torchrun.train_under_torchrun(request) == (0, None)
     assert found == bound
 
 

@@ -1,0 +1,163 @@
+"""torchrun on several hosts: a host is killed or comes back, and the run goes on; what it and gloo open, host by host."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.runs import history, losses, run_main, same_tensors, saved_epochs
+from tests.hosts.hosts import Hosts, finished, some_hosts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+
+SETTINGS = ["--threads", "1", "--seed", "90210", "--set", "model.dropout=0.4", "--set", "model.hidden=8"]
+SAVING = ["--set", "train.checkpoint_every=5", "--set", "run.timeout_s=8"]
+EPOCHS = 3000
+QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3,join_timeout=120,read_timeout=20"
+"""Seconds in which torchrun misses a host; its own are 15 and 30."""
+
+
+class Launch:
+    """torchrun on some hosts, of one rank each; host a holds the rendezvous."""
+
+    def __init__(self, hosts: Hosts, root: Path, words: list[object], nodes: str, restarts: int = 3) -> None:
+        self.hosts, self.root = hosts, root
+        elastic = ["--nnodes", nodes, "--nproc-per-node", 1, "--max-restarts", restarts, "--rdzv-conf", QUICK]
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29500", "--rdzv-id", "test"]
+        self._command = [sys.executable, "-m", "torch.distributed.run", *elastic, *meeting, "-m", "mggcn", *words]
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self._started = 0
+        for name in hosts.hosts:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """Start torchrun on a host."""
+        self._started += 1
+        out = self.root / f"torchrun-{self._started}-{name}"
+        env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": 1}
+        self.processes[name] = self.hosts.hosts[name].start(*self._command, env=env, out=out)
+
+    def end(self, timeout_s: float) -> list[int]:
+        return finished([self.processes[name] for name in sorted(self.processes)], timeout_s)
+
+    def said(self) -> str:
+        """What all of them have printed."""
+        return "\n".join(path.read_text() for path in sorted(self.root.glob("torchrun-*")))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stores") / "community"
+    assert run_main("generate", "community", folder, "--vertices", 300, "--edges", 1500, "--seed", 71) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of two ranks that nothing disturbs, on this machine."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert run_main("train", store, *SETTINGS, *SAVING, "--epochs", EPOCHS, "--ranks", 2, "--quiet", "--out", out) == 0
+    return out
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with some_hosts(tmp_path, 2) as some:
+        yield some
+
+
+def words(store: Path, out: Path) -> list[object]:
+    return ["train", store, *SETTINGS, *SAVING, "--epochs", EPOCHS, "--out", out]
+
+
+def rows(out: Path) -> int:
+    path = out / "history.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def until(condition: Callable[[], bool], launch: Launch, timeout_s: float = 90.0) -> None:
+    """Wait for a condition. Fails with what was printed."""
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at, launch.said()
+        time.sleep(0.02)
+
+
+def ranks_now(out: Path) -> int:
+    return int(json.loads((out / "job.json").read_text())["assignment"]["ranks"])
+
+
+def test_the_host_that_is_left_goes_on_and_takes_the_other_in_again(
+    store: Path, whole: Path, hosts: Hosts, tmp_path: Path
+) -> None:
+    """Fails if the run ends with a host, begins anew, or a host that comes back is not taken in, or a loss differs."""
+    out = tmp_path / "run"
+    launch = Launch(hosts, tmp_path, words(store, out), "1:2")
+    until(lambda: rows(out) > 20, launch)
+    assert ranks_now(out) == 2
+    hosts.kill("b")
+    until(lambda: ranks_now(out) == 1 and rows(out) > 60, launch)
+    hosts.add("b", 2)
+    launch.start("b")
+    until(lambda: ranks_now(out) == 2, launch)
+    assert launch.end(120) == [0, 0], launch.said()
+    assert len(re.findall(r"started again: the run in .* goes on after \d+ epochs", launch.said())) >= 2
+    np.testing.assert_allclose(losses(out), losses(whole), rtol=2e-4)
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_as_many_ranks_give_the_same_bits(store: Path, whole: Path, hosts: Hosts, tmp_path: Path, power: bool) -> None:
+    """Fails if what torchrun starts again on the same number of hosts loses an epoch or a bit."""
+    out = tmp_path / "run"
+    launch = Launch(hosts, tmp_path, words(store, out), "2")
+    until(lambda: rows(out) > 20, launch)
+    hosts.kill("b", power=power)
+    hosts.add("b", 2)
+    launch.start("b")
+    assert launch.end(150) == [0, 0], launch.said()
+    assert history(out) == history(whole)
+    assert same_tensors(out, whole)
+
+
+def test_nothing_outlives_the_host_of_the_rendezvous_but_the_checkpoint(
+    store: Path, whole: Path, hosts: Hosts, tmp_path: Path
+) -> None:
+    """Fails if ranks wait for a host that holds torchrun's store and is gone, or the run cannot be continued."""
+    out = tmp_path / "run"
+    launch = Launch(hosts, tmp_path, words(store, out), "1:2")
+    until(lambda: rows(out) > 20, launch)
+    hosts.kill("a")
+    (code,) = finished([launch.processes["b"]], 90)
+    assert code != 0
+    done = saved_epochs(out)
+    assert done >= 20
+    hosts.add("a", 1)
+    again = Launch(hosts, tmp_path, ["train", "--resume", out], "2")
+    assert again.end(120) == [0, 0], again.said()
+    assert history(out) == history(whole)
+
+
+def test_what_listens_under_torchrun(store: Path, hosts: Hosts, tmp_path: Path) -> None:
+    """Fails if docs/machines.md no longer lists every socket that listens."""
+    out = tmp_path / "run"
+    launch = Launch(hosts, tmp_path, words(store, out), "2")
+    until(lambda: rows(out) > 5, launch)
+    found = {name: hosts.hosts[name].listeners() for name in "ab"}
+    for process in launch.processes.values():
+        process.terminate()
+    launch.end(60)
+    gloo = {name: [where for where in found[name] if where.startswith("10.77.0.")] for name in "ab"}
+    rest = {name: sorted(set(found[name]) - set(gloo[name])) for name in "ab"}
+    assert [len(gloo[name]) for name in "ab"] == [1, 1], found
+    assert rest["b"] == [], found
+    assert "*:29500" in rest["a"], found
+    assert len(rest["a"]) == 2, found
+    assert all(where.startswith("*:") for where in rest["a"]), found
