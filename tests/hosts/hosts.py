@@ -92,6 +92,7 @@ class Host(Space):
 
     def __init__(self, name: str, number: int, folder: Path | None) -> None:
         self.name, self.number, self.address = name, number, f"{NETWORK}.{number}"
+        self._started: list[subprocess.Popen[str]] = []
         script = f"hostname {name}; ip link set lo up"
         if folder is not None:
             # As Debian has it: a machine takes its own name for an address of loopback.
@@ -105,7 +106,7 @@ class Host(Space):
         """Start a program whose output goes to the files OUT.out and OUT.err."""
         given = {name: str(value) for name, value in (env or {}).items()}
         with out.with_suffix(".out").open("w") as told, out.with_suffix(".err").open("w") as errors:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self.command(*words),
                 env={**os.environ, "PYTHONPATH": str(ROOT), **given},
                 stdin=subprocess.DEVNULL,
@@ -113,6 +114,13 @@ class Host(Space):
                 stderr=errors,
                 text=True,
             )
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        super().end()
+        for process in self._started:  # nsenter, which ends with what it started
+            process.wait()
 
     def mount(self, source: Path, target: Path, *, readonly: bool = False) -> None:
         """Show a folder at the place of another one, on this host alone."""

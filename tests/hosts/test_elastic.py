@@ -18,9 +18,21 @@ from tests.hosts.hosts import Hosts, finished, some_hosts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
-SETTINGS = ["--threads", "1", "--seed", "90210", "--set", "model.dropout=0.4", "--set", "model.hidden=8"]
-SAVING = ["--set", "train.checkpoint_every=5", "--set", "run.timeout_s=8"]
-EPOCHS = 3000
+SETTINGS = [
+    "--threads",
+    1,
+    "--seed",
+    90210,
+    "--precision",
+    "fp64",
+    "--set",
+    "model.dropout=0.4",
+    "--set",
+    "model.hidden=32",
+]
+SAVING = ["--set", "model.hidden=32", "--set", "train.checkpoint_every=5", "--set", "run.timeout_s=8"]
+EPOCHS = 300
+WITHOUT_END = 10**7
 QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3,join_timeout=120,read_timeout=20"
 """Seconds in which torchrun misses a host; its own are 15 and 30."""
 
@@ -46,7 +58,10 @@ class Launch:
         self.processes[name] = self.hosts.hosts[name].start(*self._command, env=env, out=out)
 
     def end(self, timeout_s: float) -> list[int]:
-        return finished([self.processes[name] for name in sorted(self.processes)], timeout_s)
+        try:
+            return finished([self.processes[name] for name in sorted(self.processes)], timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(self.said())
 
     def said(self) -> str:
         """What all of them have printed."""
@@ -56,7 +71,7 @@ class Launch:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stores") / "community"
-    assert run_main("generate", "community", folder, "--vertices", 300, "--edges", 1500, "--seed", 71) == 0
+    assert run_main("generate", "community", folder, "--vertices", 8000, "--edges", 60000, "--seed", 71) == 0
     return folder
 
 
@@ -74,8 +89,8 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield some
 
 
-def words(store: Path, out: Path) -> list[object]:
-    return ["train", store, *SETTINGS, *SAVING, "--epochs", EPOCHS, "--out", out]
+def words(store: Path, out: Path, epochs: int = EPOCHS) -> list[object]:
+    return ["train", store, *SETTINGS, *SAVING, "--epochs", epochs, "--out", out]
 
 
 def rows(out: Path) -> int:
@@ -100,7 +115,7 @@ def test_the_host_that_is_left_goes_on_and_takes_the_other_in_again(
 ) -> None:
     """Fails if the run ends with a host, begins anew, or a host that comes back is not taken in, or a loss differs."""
     out = tmp_path / "run"
-    launch = Launch(hosts, tmp_path, words(store, out), "1:2")
+    launch = Launch(hosts, tmp_path, words(store, out, WITHOUT_END), "1:2")
     until(lambda: rows(out) > 20, launch)
     assert ranks_now(out) == 2
     hosts.kill("b")
@@ -108,9 +123,13 @@ def test_the_host_that_is_left_goes_on_and_takes_the_other_in_again(
     hosts.add("b", 2)
     launch.start("b")
     until(lambda: ranks_now(out) == 2, launch)
-    assert launch.end(120) == [0, 0], launch.said()
+    before = saved_epochs(out)
+    until(lambda: saved_epochs(out) >= before + 20, launch)
+    for name in "ab":
+        hosts.kill(name)
     assert len(re.findall(r"started again: the run in .* goes on after \d+ epochs", launch.said())) >= 2
-    np.testing.assert_allclose(losses(out), losses(whole), rtol=2e-4)
+    found = losses(out)[:EPOCHS]
+    np.testing.assert_allclose(found, losses(whole)[: len(found)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("power", [False, True])
@@ -148,12 +167,9 @@ def test_nothing_outlives_the_host_of_the_rendezvous_but_the_checkpoint(
 def test_what_listens_under_torchrun(store: Path, hosts: Hosts, tmp_path: Path) -> None:
     """Fails if docs/machines.md no longer lists every socket that listens."""
     out = tmp_path / "run"
-    launch = Launch(hosts, tmp_path, words(store, out), "2")
+    launch = Launch(hosts, tmp_path, words(store, out, WITHOUT_END), "2")
     until(lambda: rows(out) > 5, launch)
     found = {name: hosts.hosts[name].listeners() for name in "ab"}
-    for process in launch.processes.values():
-        process.terminate()
-    launch.end(60)
     gloo = {name: [where for where in found[name] if where.startswith("10.77.0.")] for name in "ab"}
     rest = {name: sorted(set(found[name]) - set(gloo[name])) for name in "ab"}
     assert [len(gloo[name]) for name in "ab"] == [1, 1], found
