@@ -418,8 +418,8 @@ def test_threads_that_start_and_end_nccl_use_the_gpu_of_their_rank(monkeypatch: 
     monkeypatch.setattr(dist, "new_group", lambda **_: contexts.call() or group)  # type: ignore[func-returns-value]  # None, then
     monkeypatch.setattr(dist, "destroy_process_group", contexts.call)
     made = RealNccl({})
-    opened = distributed._aside(lambda: made.open(device, timedelta(seconds=90))).result(HANGING_S)
-    distributed._aside(lambda: made.close(opened)).result(HANGING_S)
+    opened = distributed.aside(lambda: made.open(device, timedelta(seconds=90))).result(HANGING_S)
+    distributed.aside(lambda: made.close(opened)).result(HANGING_S)
     assert contexts.made == {3}
 
 

@@ -158,6 +158,7 @@ class Hosts:
         self.hosts[name] = host
         # Neither end is ever in this machine's own network.
         make = ["ip", "link", "add", _port(name), "type", "veth", "peer", "name", "eth0", "netns", host.pid]
+        make += ["address", f"02:00:00:00:00:{number:02x}"]  # a machine that comes back has the card that it had
         subprocess.run(
             ["nsenter", "--target", str(self._bridge.pid), "--net", *map(str, make)], check=True, capture_output=True
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -78,7 +79,7 @@ def all_cases(root: Path) -> list[dict[str, Any]]:
 
 
 def furnish(root: Path, hosts: Hosts) -> None:
-    """Give every host its own store, of which others see nothing, and host a folders that only it may write, or see."""
+    """Give each host a slow cable and a store that others do not see, and host a folders that only it may write, or see."""
     store = root / "store-0"
     make = ["--vertices", 300, "--edges", 1500]
     assert run_main("generate", "community", store, *make, "--seed", 71) == 0
@@ -88,6 +89,8 @@ def furnish(root: Path, hosts: Hosts) -> None:
     for name in ("runs", "runs-of-a", "hidden", "empty"):
         (root / name).mkdir()
     for number, (name, host) in enumerate(hosts.hosts.items()):
+        with contextlib.suppress(subprocess.CalledProcessError):  # a kernel or system that shapes no traffic
+            host.run("tc", "qdisc", "add", "dev", "eth0", "root", *"tbf rate 20mbit burst 32kb latency 400ms".split())
         if name == "a":
             continue
         shutil.copytree(store, root / f"store-{number}")

@@ -106,17 +106,16 @@ def test_ranks_that_come_to_several_machines_share_no_memory(
     community: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if as many ranks on several machines go on with an evaluation that keeps rows in memory of one."""
-    folder, blocks = tmp_path / "run", ["--batch", 64, "--fanout", "3,3", "--set", "run.memory_limit=1000MiB"]
-    monkeypatch.setattr("mggcn.assemble.plan.memory_limit", lambda config: 1)
-    monkeypatch.setattr("mggcn.runs.train.require_fit", lambda *arguments: None)
+    folder, blocks = tmp_path / "run", ["--batch", 64, "--fanout", "3,3", "--set", "train.evaluate=blocks"]
     assert run_main("train", community, *SETTINGS, *blocks, "--epochs", 1, *ranks(2), "--out", folder) == 0
     config, plan, _ = read_run(folder)
     assert plan["evaluate"] == "blocks"
     graph = mggcn.load(community)
     assert regrouped(folder, config, graph, community) == config
-    assert read_run(folder)[1]["evaluate"] == "blocks"
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "a"}
     for name, value in (torchrun | {"MASTER_PORT": "1"}).items():
         monkeypatch.setenv(name, value)
-    regrouped(folder, config, graph, community)
+    with pytest.raises(ConfigError, match=r"on several machines; set train.evaluate=whole"):
+        regrouped(folder, config, graph, community)
+    assert regrouped(folder, config.evaluating("auto"), graph, community).train.evaluate == "auto"
     assert read_run(folder)[1]["evaluate"] == "whole"
