@@ -30,8 +30,12 @@ KINDS = {
     "delayed": ["--strategy", "delayed", "--delay", "1"],
     "batches": BATCHES,
     "shared-batches": [*BATCHES, "--set", "run.batches=cooperative"],
+    "rows-of-owners": [*BATCHES, "--set", "sample.rows=owners"],
+    "learned": [*BATCHES, "--set", "data.inputs=learned:8"],
     "first-full": [*BATCHES, "--set", "sample.first=full"],
 }
+SAVED_BY_EACH = ("delayed", "learned")
+"""Kinds of which every rank saves something of its own."""
 SIZES = [(3, kind) for kind in KINDS] + [(2, "halo"), (2, "batches")]
 TIMEOUT_S = 8
 
@@ -62,7 +66,7 @@ def all_cases(root: Path) -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = [{"name": "listen", "size": 3, "words": ["listen"]}]
     for size, kind in SIZES:
         name = f"{kind}-{size}"
-        runs = root / ("runs" if kind == "delayed" else "runs-of-a")
+        runs = root / ("runs" if kind in SAVED_BY_EACH else "runs-of-a")
         cases.append({"name": name, "size": size, "words": train(runs / name, *KINDS[kind])})
     quick = ["--set", f"run.timeout_s={TIMEOUT_S}"]
     delayed = train(root / "runs-of-a" / "refused", *KINDS["delayed"])
@@ -147,7 +151,7 @@ def test_hosts_give_the_losses_of_one(ran: Ran, here: Path, size: int, kind: str
     for rank in range(size):
         assert ran.code(name, rank) == 0, ran.err(name, rank)
         assert ran.err(name, rank) == ""
-    run = ran.folder / ("runs" if kind == "delayed" else "runs-of-a") / name
+    run = ran.folder / ("runs" if kind in SAVED_BY_EACH else "runs-of-a") / name
     np.testing.assert_allclose(losses(run), losses(here / name), rtol=2e-5)
     assert [row["test"] for row in history(run)] == pytest.approx(
         [row["test"] for row in history(here / name)], abs=0.02
