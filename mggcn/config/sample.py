@@ -120,11 +120,6 @@ class SampleConfig:
                 "set sample.batch, such as 1024",
             )
             _require(
-                self.halo == "exact",
-                "sample.halo history is for batches, and without sample.batch the whole graph is one step; set "
-                "sample.batch, such as 1024, or for whole graphs run.strategy delayed",
-            )
-            _require(
                 not self.fanout,
                 f"sample.fanout is {','.join(map(str, self.fanout))}, and without sample.batch the whole graph is one "
                 "step; set sample.batch, such as 1024",

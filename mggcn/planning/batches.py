@@ -53,6 +53,11 @@ def check_batches(config: Config) -> None:
             "sample.rows is owners, and without sample.batch a rank reads the rows that it owns anyway; set sample.batch, "
             "such as 1024"
         )
+    if sample.halo == "history":
+        raise ConfigError(
+            "sample.halo is history, and without sample.batch the whole graph is one step; set sample.batch, such as 1024, "
+            "or for the whole graph run.strategy delayed"
+        )
     if run.batches == "cooperative" and run.ranks > 1:
         raise ConfigError(
             "run.batches is cooperative, and without sample.batch the whole graph is one step; set sample.batch, such as "

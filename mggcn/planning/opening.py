@@ -52,6 +52,11 @@ def opening_lines(
         )
         if plan.stack.together:
             lines.append("ranks share a batch: each of its rows is computed once, by the rank that owns it")
+        if config.reads_history:
+            lines.append(
+                "rows of other ranks' vertices come from a cache, as these last sent them: gradients are APPROXIMATE "
+                "(mggcn plan says what is sent and kept)"
+            )
         if config.fetches_rows:
             many = {0: "of an epoch's steps", 1: "of each step"}.get(
                 config.sample.macro, f"of {config.sample.macro:,} steps"

@@ -340,8 +340,9 @@ def test_settings_of_a_cache_need_one() -> None:
     """Fails if settings that nothing reads are taken, or a run continues with rows that no rank has."""
     with pytest.raises(ConfigError, match=r"sample.history_life belongs to sample.halo history, got exact"):
         SampleConfig(batch=4, fanout=(2,), history_life=3)
-    with pytest.raises(ConfigError, match=r"sample.halo history is for batches"):
-        SampleConfig(halo="history")
+    whole = Config(sample=SampleConfig(halo="history"))
+    with pytest.raises(ConfigError, match=r"sample.halo is history, and without sample.batch"):
+        resolve(whole, graph_of())
     with pytest.raises(ConfigError, match=r"sample.plan run may cut a step"):
         history(2, MODELS["gcn"], plan="run")
     with pytest.raises(ConfigError, match="cannot continue on 3"):
