@@ -57,6 +57,9 @@ GENERATED = {
     "products-like, 0.2 % train": Made(600_000, 7_500_000, 100, 47, train=0.002),
     "R-MAT, 2^17": Made(2**17, 2**21, 0, 40, kind="rmat"),
     "community": Made(60_000, 600_000, 64, 10),
+    "community 0.1 M": Made(100_000, 1_250_000, 64, 47, train=0.08),
+    "community 0.6 M": Made(600_000, 7_500_000, 64, 47, train=0.08),
+    "community 2.4 M": Made(2_449_029, 61_859_140, 64, 47, train=0.08),
     "hubs": Made(2**15, 2**19, 64, 10, kind="rmat"),
     "dense": Made(8_000, 1_600_000, 64, 10, homophily=0.5),
 }
@@ -118,6 +121,7 @@ def make(store: str, made: dict[str, Any] | None = None, source: str = "", relab
     """Write the store of a generated graph, or a copy of a real one beside which partitions may be kept."""
     import numpy as np
 
+    from mggcn.graph.relabel import relabelled
     from mggcn.graph.store import open_store, write_store
 
     if made is None:
@@ -126,7 +130,8 @@ def make(store: str, made: dict[str, Any] | None = None, source: str = "", relab
             return
         graph = open_store(source)
         if relabel:
-            graph = renumbered(graph, np.random.default_rng(SEED).permutation(graph.num_vertices))
+            order = np.random.default_rng(SEED).permutation(graph.num_vertices)
+            graph = dataclasses.replace(relabelled(graph, order), ids=None)
     else:
         graph = generated(Made(**made), Path(store).name)
     write_store(graph if graph.features is not None else with_features(graph), store)
@@ -136,6 +141,7 @@ def generated(made: Made, name: str) -> Any:
     import numpy as np
 
     from mggcn.graph.generate import community, rmat
+    from mggcn.graph.relabel import relabelled
 
     if made.kind == "rmat":
         scale, factor = max(4, round(math.log2(made.vertices))), max(1, made.edges // made.vertices)
@@ -144,26 +150,10 @@ def generated(made: Made, name: str) -> Any:
     extents = (made.vertices, made.edges, made.features, made.classes)
     shares = {"homophily": made.homophily, "power": made.power, "train": made.train}
     graph = community(*extents, seed=SEED, name=name, **shares)
-    return renumbered(graph, np.argsort(graph.labels.array(), kind="stable")) if made.by_class else graph  # type: ignore[union-attr]
-
-
-def renumbered(graph: Any, order: Any) -> Any:
-    """Return a symmetric graph whose vertex i was order[i]."""
-    import numpy as np
-    import scipy.sparse as sp
-
-    from mggcn.graph.csr import CSR, ArrayRows
-
-    n = graph.num_vertices
-    ones = np.ones(graph.num_edges, np.float32)
-    arrays = (ones, graph.adj.indices.array(), graph.adj.indptr.array())
-    found = sp.csr_matrix(arrays, shape=(n, n))[order][:, order].tocsr()
-    found.sort_indices()
-    adj = CSR(ArrayRows(found.indptr.astype(np.int64)), ArrayRows(found.indices.astype(np.int32)), None, n)
-    rows = {key: getattr(graph, key) for key in ("features", "labels")}
-    moved = {key: ArrayRows(rows.array()[order]) for key, rows in rows.items() if rows is not None}
-    splits = {name: ArrayRows(split.array()[:, order].copy()) for name, split in graph.splits.items()}
-    return dataclasses.replace(graph, adj=adj, adj_t=adj, splits=splits, **moved)
+    if not made.by_class:
+        return graph
+    order = np.argsort(graph.labels.array(), kind="stable")  # type: ignore[union-attr]  # a community graph has labels
+    return dataclasses.replace(relabelled(graph, order), ids=None)
 
 
 def with_features(graph: Any) -> Any:

@@ -32,10 +32,10 @@ MGGCN_EXPORT(mggcn_required_tiles)(const Sweep* s, int32_t ranks, int64_t* nnz, 
     for (int64_t i = 0; i < s->num_rows; ++i) {
       const int64_t v = s->first_row + i;
       if (!keeps_row(*s, v)) continue;
-      const int32_t me = s->owner[v];
+      const int32_t me = s->owners.rank_of(v);
       const uint64_t bit = (uint64_t)1 << (me % 64);
       const auto read = [&](int64_t u) {
-        const int32_t q = s->owner[u];
+        const int32_t q = s->owners.rank_of(u);
         if (!of_row[q]++) touched.push_back(q);
         uint64_t* word = readers + u * words + me / 64;
         if (!(__atomic_load_n(word, __ATOMIC_RELAXED) & bit)) __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);

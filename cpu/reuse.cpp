@@ -13,6 +13,7 @@
 
 #include "common.h"
 #include "locality.h"
+#include "owners.h"
 #include "shuffle.h"
 
 namespace {
@@ -43,8 +44,8 @@ struct Sums {
 
 }  // namespace
 
-MGGCN_EXPORT(mggcn_reuse_trace)(const Chunk* chunk, const uint16_t* owner, const int32_t* local, int32_t shift,
-                                uint64_t key, int64_t* filled, uint64_t* places, int32_t* columns) {
+MGGCN_EXPORT(mggcn_reuse_trace)(const Chunk* chunk, const Owners* owners, int32_t shift, uint64_t key, int64_t* filled,
+                                uint64_t* places, int32_t* columns) {
   const uint64_t mask = ((uint64_t)1 << shift) - 1;
   const int64_t rows = chunk->num_rows;
   const auto walk = [&](int64_t low, int64_t high, auto f) {
@@ -53,7 +54,9 @@ MGGCN_EXPORT(mggcn_reuse_trace)(const Chunk* chunk, const uint16_t* owner, const
         if (!(hash64(key + chunk->indices[e]) & mask)) f(chunk->first_row + i, chunk->indices[e]);
   };
   fill_in_order(rows, chunk->threads, filled, walk, false, [&](int64_t at, int64_t v, int32_t u) {
-    places[at] = (uint64_t)owner[v] << 48 | (uint64_t)owner[u] << 32 | (uint32_t)local[v];
+    const int32_t rank = owners->rank_of(v);
+    const uint64_t tile = (uint64_t)rank << 16 | (uint64_t)owners->rank_of(u);
+    places[at] = tile << 32 | (uint32_t)owners->row_of(v, rank);
     columns[at] = u;
   });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common.h"
+#include "owners.h"
 
 namespace {
 
@@ -11,8 +12,7 @@ struct Sweep {
   const int32_t* indices;  // global columns of the chunk
   const float* values;     // or null
   int64_t first_row, num_rows;
-  const uint16_t* owner;
-  const int32_t* local;
+  Owners owners;
   int64_t rows;  // V, rows of this rank
   int32_t rank, self_loops;
   const uint8_t *required_rows, *required_cols;  // [N]: entries elsewhere are left out; null: none is

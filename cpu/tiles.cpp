@@ -1,4 +1,4 @@
-// Set-up of a shard's tiles from a sweep over the rows of a CSR: count, then fill. owner uint16 [N], local int32 [N].
+// Set-up of a shard's tiles from a sweep over the rows of a CSR: count, then fill. local[v]: row of v on its rank.
 // tile_count   counts[q (V + 1) + local[v] + 1] += neighbours of v that rank q owns, for rows v that `rank` owns
 // tile_fill    writes their local ids (and values) in the order of the row, at indptr[q (V + 1) + local[v]];
 //              self_loops: a missing diagonal is counted and filled as the last entry of its row in the own tile.
@@ -49,11 +49,11 @@ MGGCN_EXPORT(mggcn_tile_count)(const Sweep* s, int64_t* counts, int32_t threads)
 #pragma omp parallel for schedule(dynamic, 1024) num_threads(threads)
   for (int64_t i = 0; i < s->num_rows; ++i) {
     const int64_t v = s->first_row + i;
-    if (s->owner[v] != s->rank || !keeps_row(*s, v)) continue;
-    int64_t* mine = counts + s->local[v] + 1;
+    if (s->owners.rank_of(v) != s->rank || !keeps_row(*s, v)) continue;
+    int64_t* mine = counts + s->owners.row_of(v, s->rank) + 1;
     for (int64_t e = s->indptr[i]; e < s->indptr[i + 1]; ++e) {
       const int64_t u = s->indices[e];
-      if (keeps_column(*s, u)) mine[s->owner[u] * (s->rows + 1)] += 1;
+      if (keeps_column(*s, u)) mine[s->owners.rank_of(u) * (s->rows + 1)] += 1;
     }
     if (lacks_diagonal(*s, i)) mine[s->rank * (s->rows + 1)] += 1;
   }
@@ -69,8 +69,8 @@ MGGCN_EXPORT(mggcn_tile_fill)(const Sweep* s, const int64_t* indptr, int32_t* co
 #pragma omp for schedule(dynamic, 1024)
     for (int64_t i = 0; i < s->num_rows; ++i) {
       const int64_t v = s->first_row + i;
-      if (s->owner[v] != s->rank || !keeps_row(*s, v)) continue;
-      const int64_t* row = indptr + s->local[v];
+      if (s->owners.rank_of(v) != s->rank || !keeps_row(*s, v)) continue;
+      const int64_t* row = indptr + s->owners.row_of(v, s->rank);
       const int64_t most = s->indptr[i + 1] - s->indptr[i] + 1;  // entries, and a diagonal
       bool fits = true;
       for (int32_t q = 0; q < num_ranks; ++q) {
@@ -79,10 +79,10 @@ MGGCN_EXPORT(mggcn_tile_fill)(const Sweep* s, const int64_t* indptr, int32_t* co
       }
       const auto fill = [&](auto checked) {
         const auto put = [&](int64_t u, float w) {
-          const int32_t q = s->owner[u];
+          const int32_t q = s->owners.rank_of(u);
           const int64_t at = next[q]++;
           if (checked && at >= row[q * stride + 1]) return;
-          indices[q][at] = s->local[u];
+          indices[q][at] = (int32_t)s->owners.row_of(u, q);
           if (!s->values) return;
           if (wide)
             static_cast<double*>(values[q])[at] = w;
@@ -120,10 +120,10 @@ MGGCN_EXPORT(mggcn_tile_degree)(const Sweep* s, double* degree, int32_t threads)
 #pragma omp parallel for schedule(dynamic, 1024) num_threads(threads)
   for (int64_t i = 0; i < s->num_rows; ++i) {
     const int64_t v = s->first_row + i;
-    if (s->owner[v] != s->rank) continue;
+    if (s->owners.rank_of(v) != s->rank) continue;
     double sum = lacks_diagonal(*s, i) ? 1.0 : 0.0;
     for (int64_t e = s->indptr[i]; e < s->indptr[i + 1]; ++e) sum += s->values ? (double)s->values[e] : 1.0;
-    degree[s->local[v]] = sum;
+    degree[s->owners.row_of(v, s->rank)] = sum;
   }
 }
 

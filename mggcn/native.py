@@ -60,6 +60,17 @@ class ActivationArgs(ctypes.Structure):
     )
 
 
+class OwnersArgs(ctypes.Structure):
+    """`Owners` of cpu/owners.h."""
+
+    _fields_ = (
+        ("owner", ctypes.c_void_p),
+        ("local", ctypes.c_void_p),
+        ("bounds", ctypes.c_void_p),
+        ("ranks", ctypes.c_int64),
+    )
+
+
 class SweepArgs(ctypes.Structure):
     """`Sweep` of cpu/sweep.h."""
 
@@ -69,8 +80,7 @@ class SweepArgs(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("first_row", ctypes.c_int64),
         ("num_rows", ctypes.c_int64),
-        ("owner", ctypes.c_void_p),
-        ("local", ctypes.c_void_p),
+        ("owners", OwnersArgs),
         ("rows", ctypes.c_int64),
         ("rank", ctypes.c_int32),
         ("self_loops", ctypes.c_int32),
@@ -318,7 +328,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_locality_group": (_P, _L, _L, _P, _P),
     "mggcn_locality_gaps": (_P, _P, _P),
     "mggcn_stream": (_P, _P),
-    "mggcn_reuse_trace": (_P, _P, _P, _I, _U, _P, _P, _P),
+    "mggcn_reuse_trace": (_P, _P, _I, _U, _P, _P, _P),
     "mggcn_reuse_distances": (_P, _P, _P, _L, _I, _P, _P, _P),
     "mggcn_sample_batch": (_P, _P, _L, _P, _I, _I),
     "mggcn_pack": (_P, _L),

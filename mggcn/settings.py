@@ -143,7 +143,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     transport: Literal["auto", "single", "threads", "gloo", "nccl"]
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"]
-    order: Literal["random", "permute", "none", "metis", "metis-balanced", "stream", "locality", "auto"]
+    order: Literal["random", "permute", "none", "ranges", "metis", "metis-balanced", "stream", "locality", "auto"]
     spmm: Literal["own", "cusparse"]
     strategy: Literal["broadcast", "halo", "slice", "delayed", "auto"]
     batches: Literal["independent", "cooperative", "auto"]

@@ -4,6 +4,7 @@ recipes     Kipf and Welling's settings on Cora and CiteSeer, at the last epoch 
 precisions  fp32, mixed and bf16, with the bytes that two ranks send
 delayed     DistGNN's delays on four ranks (its table 5), against one rank
 batches     the whole graph beside sampled batches, each with its own learning rate; seconds until a score is reached
+sizes       the same on generated graphs of 0.1, 0.6 and 2.4 million vertices
 history     batches of four ranks whose rows of other ranks come from a cache (DistGNN-MB), beside exact ones
 """
 
@@ -12,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import shutil
 import statistics
 import sys
 import tempfile
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.graphs import find_data
+from bench.graphs import find_data, store_of
 from bench.report import ROOT, listed, parse, surroundings, table, write_report
 from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import Config, from_tables
@@ -42,7 +42,11 @@ SAGE: Tables = {
     "model": {"kind": "sage", "hidden": [64], "dropout": 0.5},
     "train": {"lr": 0.005, "weight_decay": 5e-5, "epochs": 200},
 }
+SAGE_MEAN = {"kind": "sage", "aggregator": "mean", "self_loops": False, "dropout": 0.5}
 SAMPLE = {"batch": 128, "fanout": [10, 5]}
+SAMPLE_LARGE = {"batch": 1024, "fanout": [15, 10, 5]}
+TIMED = ("batches", "sizes")
+"""Experiments that ask how soon a score is reached."""
 FOUR = {"ranks": 4, "threads": 1, "transport": "threads", "strategy": "delayed"}
 SAMPLED = {"ranks": 4, "threads": 1, "transport": "threads"}
 
@@ -82,26 +86,36 @@ EXPERIMENTS = {
     ),
     "batches": Experiment(
         dict.fromkeys(("coauthor_cs", "amazon_computers", "facebook_pages", "twitch_de", "dblp"), 5),
-        {"whole graph": {}, "batches": {}, "batches, LABOR": {}},
-        {"model": {"kind": "sage", "aggregator": "mean", "self_loops": False, "hidden": [128], "dropout": 0.5}},
+        {"whole graph": {}, "batches": {}, "LABOR batches": {}},
+        {"model": SAGE_MEAN | {"hidden": [128]}},
         {
             "whole graph": {"train": {"lr": 0.01, "epochs": 200}},
             "batches": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE},
-            "batches, LABOR": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE | {"draw": "labor-one"}},
+            "LABOR batches": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE | {"draw": "labor-one"}},
         },
         divided=True,
     ),
     "history": Experiment(
         dict.fromkeys(("coauthor_cs", "amazon_computers", "facebook_pages", "dblp"), 5),
-        {"exact": SAMPLED, "history": SAMPLED, "history, METIS": {**SAMPLED, "order": "metis-balanced"}},
+        {"exact": SAMPLED, "history": SAMPLED, "history METIS": {**SAMPLED, "order": "metis-balanced"}},
         {
-            "model": {"kind": "sage", "aggregator": "mean", "self_loops": False, "hidden": [128], "dropout": 0.5},
+            "model": SAGE_MEAN | {"hidden": [128]},
             "train": {"lr": 0.003, "epochs": 30},
         },
         {
             "exact": {"sample": SAMPLE},
             "history": {"sample": SAMPLE | {"halo": "history"}},
-            "history, METIS": {"sample": SAMPLE | {"halo": "history"}},
+            "history METIS": {"sample": SAMPLE | {"halo": "history"}},
+        },
+    ),
+    "sizes": Experiment(
+        {"community 0.1 M": 3, "community 0.6 M": 2, "community 2.4 M": 1},
+        {"whole graph": {}, "batches": {}, "LABOR batches": {}},
+        {"model": SAGE_MEAN | {"hidden": [64, 64]}},
+        {
+            "whole graph": {"train": {"lr": 0.01, "epochs": 60}},
+            "batches": {"train": {"lr": 0.003, "epochs": 6}, "sample": SAMPLE_LARGE},
+            "LABOR batches": {"train": {"lr": 0.003, "epochs": 6}, "sample": SAMPLE_LARGE | {"draw": "labor-one"}},
         },
     ),
 }
@@ -138,20 +152,20 @@ def trained(graph: Graph, config: Config) -> dict[str, Any]:
     return {**scores, "seconds": result["seconds_per_epoch"], "curve": curve}
 
 
-def measure(what: str, name: str, data: Path, args: Any) -> dict[str, Any]:
+def measure(what: str, name: str, args: Any) -> dict[str, Any]:
     """All runs of a graph: contenders alternate, so that what else the machine does meets all of them."""
     experiment = EXPERIMENTS[what]
-    runs: dict[str, list[dict[str, float]]] = {label: [] for label in experiment.runs}
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(shutil.copytree(data / name, Path(folder) / name))  # cuts and orders are kept beside the store
-        for seed in range(1, 1 + (args.seeds or experiment.graphs[name])):
-            graph = open_store(store)
-            graph = divided(graph, seed) if experiment.divided else graph
-            for label in experiment.runs:
-                train = {"seed": seed} | ({"epochs": args.epochs} if args.epochs else {})
-                runs[label].append(trained(graph, config_of(what, name, label, train, args.threads)))
-                print(what, name, seed, label, runs[label][-1]["best"], file=sys.stderr)
-        return {"graph": name, "runs": runs, "sent": sent(what, name, store) if what == "precisions" else {}}
+    labels = [label for label in experiment.runs if not args.runs or label in args.runs.split(",")]
+    runs: dict[str, list[dict[str, float]]] = {label: [] for label in labels}
+    store = store_of(name, args)
+    for seed in range(1, 1 + (args.seeds or experiment.graphs[name])):
+        graph = open_store(store)
+        graph = divided(graph, seed) if experiment.divided else graph
+        for label in labels:
+            train = {"seed": seed} | ({"epochs": args.epochs} if args.epochs else {})
+            runs[label].append(trained(graph, config_of(what, name, label, train, args.threads)))
+            print(what, name, seed, label, runs[label][-1]["best"], file=sys.stderr)
+    return {"graph": name, "runs": runs, "sent": sent(what, name, store) if what == "precisions" else {}}
 
 
 def sent(what: str, name: str, store: Path) -> dict[str, dict[str, int]]:
@@ -223,7 +237,7 @@ def describe(what: str, results: list[dict[str, Any]]) -> str:
     text = f"## {what}\n\n" + table(head, [row for found in results for row in rows_of(found)]) + "\n"
     if what == "recipes":
         text += "Published: " + ", ".join(f"{graph} {100 * score:.1f} %" for graph, (_, score) in KIPF.items()) + ".\n"
-    if what == "batches":
+    if what in TIMED:
         text += "Training seconds, without evaluations, until a score within a point of the best mean is reached:\n\n"
         head = ["graph", "run", "best validation, %", "reached at, %", "s", "seeds that never did"]
         text += table(head, [row for found in results for row in reached(found)])
@@ -242,17 +256,18 @@ def main(arguments: list[str] | None = None) -> None:
     own: dict[str, dict[str, Any]] = {
         "what": {"default": ",".join(EXPERIMENTS), "help": "experiments"},
         "graphs": {"default": "", "help": "names of some of the graphs (default: all)"},
+        "runs": {"default": "", "help": "names of some of the settings (default: all)"},
         "seeds": {"type": int, "default": 0, "help": "0: as published"},
         "epochs": {"type": int, "default": 0, "help": "fewer, to see that it runs; 0: the recipes'"},
     }
-    args = parse(__doc__, "threads", "data", arguments=arguments, **own)
-    whats, data = listed(args.what, list(EXPERIMENTS)), find_data(args.data)
-    if data is None:
+    args = parse(__doc__, "threads", "data", "cache", arguments=arguments, **own)
+    whats = listed(args.what, list(EXPERIMENTS))
+    if find_data(args.data) is None and whats != ["sizes"]:
         sys.exit("there is no folder of real graphs: set MGGCN_DATA or --data")
     record: dict[str, Any] = {"surroundings": surroundings()}
     for what in whats:
         graphs = [g for g in EXPERIMENTS[what].graphs if not args.graphs or g in args.graphs.split(",")]
-        record[what] = [measure(what, name, data, args) for name in graphs]
+        record[what] = [measure(what, name, args) for name in graphs]
     body = "\n".join(describe(what, record[what]) for what in whats)
     write_report("-".join(["accuracy", *whats]), "Test accuracy", body, record, args.out)
 

@@ -292,7 +292,7 @@ def drawn_rows(graph: Any, order: str, sample: dict[str, Any]) -> Any:
         "run": run,
     }
     config = resolve(from_tables(tables), graph)
-    owner = row_owners(partition_graph(config, graph)).owner
+    owner = row_owners(partition_graph(config, graph)).owner_of(slice(None))
     return read_rows(config, graph, graph_shape(graph, config), owner, (8, 0), most=2**31)
 
 

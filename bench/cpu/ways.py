@@ -83,7 +83,7 @@ def own_graph(store: str, threads: int, precision: str, ordered: bool) -> OwnGra
     seconds = time.perf_counter() - began
     (tile,) = build_tiles(graph.adj_t, owners, 0, self_loops=True, dtype="float32", threads=threads)
     scale = torch.from_numpy((np.diff(tile.indptr) ** -0.5).astype(np.float32))
-    place = torch.from_numpy(owners.local.astype(np.int64))
+    place = torch.from_numpy(owners.local_of(slice(None)).astype(np.int64))
     return OwnGraph(backend, backend.sparse(tile.indptr, tile.indices, tile.values), scale, place, seconds)
 
 

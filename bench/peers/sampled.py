@@ -48,7 +48,7 @@ PARTS = {
 }
 CASES = {
     "arxiv-like": "arxiv-like",
-    "reddit-like": "reddit-like",
+    "reddit-like": "reddit-like, 128 features",
     "products-like": "products-like, 8 % train",
     "cnr_2000": "cnr_2000",
 }

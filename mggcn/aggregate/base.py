@@ -21,7 +21,7 @@ from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.base import Partition, PartitionStats
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 from mggcn.partition.rows.shard import ShardOptions
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class BuildContext:
     backend: KernelBackend
     comm: Communicator
     states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    local_index: Assignment | None = None
+    local_index: Owners | None = None
     required: npt.NDArray[np.bool_] | None = None
 
 

@@ -22,7 +22,7 @@ from mggcn.backend.events import Event
 from mggcn.graph.csr import Graph
 from mggcn.partition.cut.partition import Lists, cut_partition, exchange_lists
 from mggcn.partition.cut.tiles import cut_tile, row_slices
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 from mggcn.partition.rows.shard import ShardOptions
 from mggcn.partition.rows.tiles import Tile, degrees
 
@@ -177,7 +177,7 @@ def build_part(context: BuildContext, bounds: tuple[int, ...], bins: int, *, par
 
 
 def _missing(
-    graph: Graph, tile: Tile, local_index: Assignment, rank: int, options: ShardOptions, num_split: int
+    graph: Graph, tile: Tile, local_index: Owners, rank: int, options: ShardOptions, num_split: int
 ) -> npt.NDArray[Any]:
     """Return each split row's degree in the whole graph divided by its degree in this part (S,). Cost: a sweep over the
     edges.

@@ -31,7 +31,7 @@ from mggcn.feed.seeds import RankSeeds
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype, threads_of
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 from mggcn.partition.rows.halo import halo_ids
 from mggcn.partition.rows.shard import ShardOptions
 from mggcn.planning.batch_rows import fetch_plan, relay_slots
@@ -89,7 +89,7 @@ def sampled_feed(
     config: Config,
     graph: Graph,
     plan: RunPlan,
-    owners: Assignment,
+    owners: Owners,
     rank: int,
     reader: VertexFeatures,
     norm: NormScales | None,
@@ -106,7 +106,7 @@ def sampled_feed(
     """
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
     assert stack is not None
-    adj_t, dtype = graph.adj_t, STORAGE[run.precision]
+    adj_t, dtype, owner = graph.adj_t, STORAGE[run.precision], owners.owner_of(slice(None))
     values = EdgeValues(
         adj_t,
         sample,
@@ -142,10 +142,9 @@ def sampled_feed(
         remote=remote_rows(config, graph, stack, owners, rank) if config.reads_history else None,
         pack=pack,
     )
-    seeds = RankSeeds(
-        seeds_of(config, graph, owners.owner), rank, together=config.shares_batches, links=draws_of_links(config, graph)
-    )
-    leaves: dict[str, Any] = {"owner": owners.owner, "rank": rank} if config.reads_history else {}
+    links = draws_of_links(config, graph)
+    seeds = RankSeeds(seeds_of(config, graph, owner), rank, together=config.shares_batches, links=links)
+    leaves: dict[str, Any] = {"owner": owner, "rank": rank} if config.reads_history else {}
     sampler = Sampler(adj_t, slots.draws, self_loops=model.self_loops, **leaves)
     return SampledFeed(sampler, seeds, batch_memory, sample.ahead, epochs=config.train.epochs, relays=relays)
 
@@ -169,10 +168,10 @@ def relays_of(
     return Relays(macros, rows, sampler, seeds, slots, sample.ahead, config.train.epochs * seeds.num_steps)
 
 
-def remote_rows(config: Config, graph: Graph, stack: Stack, owners: Assignment, rank: int) -> RemoteRows:
+def remote_rows(config: Config, graph: Graph, stack: Stack, owners: Owners, rank: int) -> RemoteRows:
     """Return what finds the rows of a batch that other ranks own. Cost: a sweep over the edges, of a directed graph two."""
     ids, indptr = halo_ids(graph, owners, rank), graph.adj_t.indptr.array()
-    return RemoteRows(ids, owners.owner, rank, indptr, stack.blocks, config.sample.history_rows)
+    return RemoteRows(ids, owners.owner_of(slice(None)), rank, indptr, stack.blocks, config.sample.history_rows)
 
 
 def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels | None) -> PackedBatch:

@@ -263,7 +263,7 @@ def plan_graph(
     stats = partition_stats(config, graph, shape, partition, network, shared)
     nccl, figures = nccl_memory(config, machine), figures_here(config)
     if stack is None and config.sample.batch:
-        stack = stack_for(config, graph, shape, row_owners(partition).owner)
+        stack = stack_for(config, graph, shape, row_owners(partition).owner_of(slice(None)))
 
     def planned(of: Config) -> RunPlan:
         sizes = in_blocks(shape, graph, of) if of.evaluates_by_blocks else shape
@@ -325,7 +325,7 @@ def plan_shape(
     nccl = nccl_memory(config, machine)
     if run.ranks == 1 and strategy.kind == "cut":
         replication = 1.0
-    if run.order in ("metis", "metis-balanced", "stream", "locality") and strategy.kind == "rows":
+    if run.order in ("ranges", "metis", "metis-balanced", "stream", "locality") and strategy.kind == "rows":
         raise ConfigError(
             f"the order {run.order} depends on the edges, which a shape does not have; plan it on a store"
         )

@@ -41,7 +41,7 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import REAL, TF32_PARTS, not_captured
 from mggcn.model.runtime import Inputs, Rows, Target
 from mggcn.partition.base import Partition
-from mggcn.partition.order import Assignment, whole_graph
+from mggcn.partition.order import Owners, whole_graph
 from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.rows.shard import ShardOptions, build_shard
 from mggcn.planning.batches import padded_layout, pads_batches
@@ -171,7 +171,7 @@ def make_rank(
         targets = _step_targets(context, runtime, graph)
         labels = None if targets is None else targets.read
         if feed is None and config.fetches_rows:
-            relays = relays_of(config, graph, plan, owners.owner, rows, counted)
+            relays = relays_of(config, graph, plan, owners.owner_of(slice(None)), rows, counted)
         feed = feed or sampled_feed(config, graph, plan, owners, comm.rank, rows, norm, backend, sums, labels, relays)
         load = _loader(context, runtime, feed.stack or plan.stack, rows, norm, targets)
         by_blocks = _split_scores(context, runtime, rows, norm)
@@ -290,7 +290,7 @@ class _RankContext:
     graph: Graph
     plan: RunPlan
     partition: Partition
-    local_index: Assignment
+    local_index: Owners
     backend: KernelBackend
     comm: CountingCommunicator
 

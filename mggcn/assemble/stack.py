@@ -36,6 +36,8 @@ DRAWN = 24
 """Batches that are drawn to plan by: some seconds at most."""
 COUNTED = ("inner", "read", "remote", "entries", "last", "served")
 """What is counted of drawn batches, as in ReadRows."""
+ENOUGH, STEADY = 8, 0.02
+"""Batches after which no more are drawn if the largest exceed their mean by no more than a share of STEADY in any hop."""
 COMPARED = 2
 """Steps that are drawn to tell how many more rows ranks would compute with batches of their own."""
 LITTLE_BYTES = 256 * MIB
@@ -49,7 +51,7 @@ busy with any batch (LOCK_S of cost/batches.py): bounds as small as that cost no
 def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> Stack | None:
     """Return the blocks of a step: within the bounds of its fan-outs, or with the extents that drawn batches have.
 
-    owner uint16 (N,): the rank of each vertex. Cost: DRAWN batches are drawn, of which no features are read. Raises: as
+    owner uint16 (N,): the rank of each vertex. Cost: at most DRAWN batches are drawn, without features. Raises: as
     `seeds_of`.
     """
     bound = stack_of(config, shape, int(np.bincount(owner).max(initial=0)))
@@ -73,15 +75,17 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     slots = dataclasses.replace(slot_plan(config, shape, bound, 0), places=False)
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run, links = Slot(slots), seeds_of(config, graph, owner), config.run, draws_of_links(config, graph)
-    most, sums = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 2), np.int64)
+    most, sums, drawn = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 2), np.int64), 0
     for number, together in enumerate(_steps(config, seeds, DRAWN)):
         own, left_out = seeds.of_rank(together, number % run.ranks), None
         if links is not None:
             own, left_out = links.of_seeds(config.train.seed, number, together, own)[0], links.left_out(together)
         found = _sizes(sampler.draw(slot, own, config.train.seed, number, left_out))
-        most, sums = _larger(most, found), sums + found
+        most, sums, drawn = _larger(most, found), sums + found, number + 1
+        if drawn >= ENOUGH and (np.array(most) * drawn <= (1 + STEADY) * sums).all():
+            break
     stack = with_extents(bound, most, _least(config, shape, slots.draws))
-    mean = tuple((int(sources), int(edges)) for sources, edges in np.rint(sums[::-1] / DRAWN))
+    mean = tuple((int(sources), int(edges)) for sources, edges in np.rint(sums[::-1] / max(drawn, 1)))
     return dataclasses.replace(stack, mean=mean)
 
 

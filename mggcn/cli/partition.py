@@ -1,12 +1,14 @@
 """Cut a graph into parts, one for each rank, print what the cut costs, and keep it with the store.
 
 Libra assigns edges to parts, METIS vertices; locality orders the vertices so that neighbours are near each other, which
-helps with one part, too. --list prints the cuts that a store has.
+helps with one part, too. --list prints the cuts that a store has; --relabel writes the graph to another store, in which
+the vertices of a part have consecutive numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +18,9 @@ from mggcn.cli.settings import whole
 from mggcn.errors import ConfigError, PlanError, printable, shown
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from mggcn.graph.csr import Graph
     from mggcn.partition.cache.cuts import Stored
     from mggcn.partition.cache.folder import CachedPartition
@@ -23,19 +28,32 @@ if TYPE_CHECKING:
     from mggcn.partition.locality.order import LocalityStatistics
     from mggcn.partition.metis.edge_cut import EdgeCutStatistics
 
+MAX_LEAVES: Final = 1 << 20
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("store", help="store folder, or its name under --root")
     parser.add_argument("--root", type=Path, metavar="DIR", help="folder in which names of stores are looked up")
-    parser.add_argument("--kind", choices=tuple(_KINDS), default="libra", help="how to cut (default: libra)")
+    parser.add_argument(
+        "--kind", choices=tuple(_KINDS), help="how to cut (default: libra, and metis-balanced to relabel)"
+    )
     parser.add_argument("--parts", type=whole, metavar="P", help="number of parts, 1 to 1024")
     parser.add_argument("--seed", type=whole, default=1, help="seed of the cut (default: 1)")
     parser.add_argument(
         "--edges", choices=("shuffled", "stored"), help="libra: order in which edges are assigned (default: shuffled)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of partitions (default: STORE/partitions)")
-    parser.add_argument("--force", action="store_true", help="make the cut even if there is one already")
+    parser.add_argument(
+        "--relabel", type=Path, metavar="OUT", help="write a store in which the vertices of a part are together"
+    )
+    parser.add_argument(
+        "--leaves",
+        type=whole,
+        metavar="L",
+        help="relabel: METIS cuts every part into halves until there are L, so that other numbers of ranks find parts too",
+    )
+    parser.add_argument("--force", action="store_true", help="make the cut even if there is one, and replace OUT")
     parser.add_argument("--list", action="store_true", help="print the cuts of the store, and make none")
     add_json(parser)
 
@@ -48,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mggcn.partition.cache.folder import list_cached
 
     a = arguments
+    a.kind = a.kind or ("libra" if a.relabel is None else "metis-balanced")
+    _check_relabel(a)
     if not a.list and a.parts is None:
         raise ConfigError("partition needs --parts P, the number of parts, or --list")
     if a.kind != "libra" and a.edges is not None:
@@ -59,12 +79,76 @@ def run(arguments: argparse.Namespace) -> int:
     if a.list:
         a.answer = {"store": store, "folder": folder, "partitions": list_cached(folder, graph)}
         print(shown(listed(graph, folder)))
-    else:
+    elif a.relabel is None:
         _KINDS[a.kind](graph, folder, a)
+    else:
+        _relabel(graph, folder, a)
     return 0
 
 
-def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+def _check_relabel(a: argparse.Namespace) -> None:
+    if a.relabel is None and a.leaves is not None:
+        raise ConfigError("--leaves says how far a store is cut that is relabelled; add --relabel OUT, or remove it")
+    if a.relabel is not None and a.list:
+        raise ConfigError("--list makes no cut, so --relabel has nothing to write; remove one of them")
+    if a.relabel is not None and a.kind == "libra":
+        raise ConfigError(
+            "--relabel puts the vertices of a part together, and Libra assigns edges; choose another --kind"
+        )
+    if a.leaves is not None and not a.kind.startswith("metis"):
+        raise ConfigError(f"--leaves are METIS's, and --kind is {a.kind}; choose metis or metis-balanced, or remove it")
+    if a.leaves is not None and not max(a.parts or 1, 1) <= a.leaves <= MAX_LEAVES:
+        raise ConfigError(f"--leaves must lie between the number of parts and {MAX_LEAVES:,}, got {a.leaves:,}")
+
+
+def _relabel(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+    """Write the graph with its vertices in the order of the parts, or of their leaves, and the bounds of the parts."""
+    import dataclasses
+
+    import numpy as np
+
+    from mggcn.graph.relabel import relabel_nbytes, relabelled
+    from mggcn.graph.store_write import refuse_existing, write_store
+    from mggcn.partition.ranges import RELABELLED
+
+    refuse_existing(a.relabel, a.force)
+    if a.leaves is None:
+        cut = _KINDS[a.kind](graph, folder, a).cut
+        owners = cut.owners if a.kind == "locality" else cut.assignment()
+        order, counts = np.concatenate([owners.owned(part) for part in range(a.parts)]), owners.counts
+    else:
+        leaf, halvings = _leaves(graph, a)
+        order, counts = np.argsort(leaf, kind="stable"), np.bincount(leaf >> halvings, minlength=a.parts)
+    _check_memory(relabel_nbytes(graph), 0, 0)
+    how = {"kind": a.kind, "parts": a.parts, "seed": a.seed, "leaves": a.leaves}
+    bounds = [0, *np.cumsum(counts).tolist()]
+    found = relabelled(graph, order)
+    found = dataclasses.replace(found, meta={**found.meta, RELABELLED: how | {"bounds": bounds}})
+    write_store(found, a.relabel, overwrite=a.force)
+    a.answer = (a.answer if isinstance(a.answer, dict) else how) | {"store": a.relabel, "bounds": bounds}
+    print(f"relabelled, saved in {printable(a.relabel)}; train it with --ranks {a.parts} --order ranges")
+
+
+def _leaves(graph: Graph, a: argparse.Namespace) -> tuple[npt.NDArray[np.int64], int]:
+    """Return the leaf of every vertex (N,), and how often every part was cut into halves."""
+    from mggcn.partition.metis.edge_cut import edge_cut
+    from mggcn.partition.metis.run import MetisSettings, constraints, halved, metis_memory, require_pymetis
+
+    settings = MetisSettings(parts=a.parts, seed=a.seed, kind=a.kind)
+    halvings = math.ceil(math.log2(a.leaves / a.parts))
+    even = constraints(graph, settings)
+    parts = f"{settings.parts} parts, {settings.parts << halvings:,} leaves"
+    print(f"{graph.name}: METIS, {parts} of even {', '.join(even)}, seed {settings.seed}")
+    require_pymetis()
+    memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric, len(even))
+    _check_memory(memory.own, memory.metis_least, memory.metis_most)
+    leaf = halved(graph, settings, halvings)
+    cut = edge_cut(graph, (leaf >> halvings).astype("uint16"), a.parts)
+    print(shown(edge_cut_summary(cut.statistics)))
+    return leaf, halvings
+
+
+def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> Stored[Any]:
     from mggcn.partition.cache.cuts import VERTEX_CUTS
     from mggcn.partition.cut.libra import LibraSettings, libra_nbytes
 
@@ -74,10 +158,10 @@ def _libra(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
         regions = libra_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric, settings.parts)
         _check_memory(regions, 0, 0)
     stored = VERTEX_CUTS.find_or_make(graph, settings, folder, a.force)
-    _report(a, stored, summary(stored.cut.statistics))
+    return _report(a, stored, summary(stored.cut.statistics))
 
 
-def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> Stored[Any]:
     from mggcn.partition.cache.cuts import EDGE_CUTS
     from mggcn.partition.metis.run import MetisSettings, constraints, metis_memory, require_pymetis
 
@@ -89,10 +173,10 @@ def _metis(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
         memory = metis_memory(graph.num_vertices, graph.num_edges, graph.symmetric, len(even))
         _check_memory(memory.own, memory.metis_least, memory.metis_most)
     stored = EDGE_CUTS.find_or_make(graph, settings, folder, a.force)
-    _report(a, stored, edge_cut_summary(stored.cut.statistics))
+    return _report(a, stored, edge_cut_summary(stored.cut.statistics))
 
 
-def _stream(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+def _stream(graph: Graph, folder: Path, a: argparse.Namespace) -> Stored[Any]:
     from mggcn.partition.cache.cuts import STREAM_CUTS
     from mggcn.partition.stream import StreamSettings, stream_nbytes
 
@@ -103,10 +187,10 @@ def _stream(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     if a.force or not (folder / settings.name).exists():
         _check_memory(stream_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric), 0, 0)
     stored = STREAM_CUTS.find_or_make(graph, settings, folder, a.force)
-    _report(a, stored, edge_cut_summary(stored.cut.statistics))
+    return _report(a, stored, edge_cut_summary(stored.cut.statistics))
 
 
-def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
+def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> Stored[Any]:
     from mggcn.partition.cache.cuts import LOCALITY_ORDERS
     from mggcn.partition.locality.clusters import locality_nbytes
     from mggcn.partition.locality.order import LocalitySettings
@@ -116,7 +200,7 @@ def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     if a.force or not (folder / settings.name).exists():
         _check_memory(locality_nbytes(graph.num_vertices, graph.num_edges, graph.symmetric), 0, 0)
     stored = LOCALITY_ORDERS.find_or_make(graph, settings, folder, a.force)
-    _report(a, stored, locality_summary(stored.cut.statistics))
+    return _report(a, stored, locality_summary(stored.cut.statistics))
 
 
 _KINDS: Final = {"libra": _libra, "metis": _metis, "metis-balanced": _metis, "stream": _stream, "locality": _locality}
@@ -139,12 +223,13 @@ def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
         print("METIS may run out of memory", flush=True)
 
 
-def _report(a: argparse.Namespace, stored: Stored[Any], text: str) -> None:
+def _report(a: argparse.Namespace, stored: Stored[Any], text: str) -> Stored[Any]:
     how = {"kind": a.kind, "parts": a.parts, "seed": a.seed, "seconds": stored.seconds}
     a.answer = {"folder": stored.folder, **how, "statistics": stored.cut.statistics}
     print(shown(text))
     made = "made earlier" if stored.seconds is None else f"made in {stored.seconds:.2f} s"
     print(f"{made}, saved in {printable(stored.folder)}")
+    return stored
 
 
 def summary(statistics: CutStatistics) -> str:

@@ -162,7 +162,7 @@ def _read_lines(config: Config, graph: Graph, plan: RunPlan, partition: Partitio
     if not config.sample.batch or config.run.ranks == 1:
         return []
     macros = (0,) if config.sample.macro == 1 else (0, config.sample.macro)
-    rows = read_rows(config, graph, plan.shape, row_owners(partition).owner, macros)
+    rows = read_rows(config, graph, plan.shape, row_owners(partition).owner_of(slice(None)), macros)
     return read_lines(rows, row_bytes_of(config, plan.shape.num_features), sums=config.sample.first == "drawn")
 
 

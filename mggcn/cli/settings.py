@@ -33,7 +33,7 @@ FLAGS = {
     "--order": (
         "run",
         "order",
-        "which rank owns which vertex: random, permute, none, metis, metis-balanced, stream, locality or auto",
+        "which rank owns which vertex: random, permute, none, ranges, metis, metis-balanced, stream, locality or auto",
     ),
     "--strategy": ("run", "strategy", "how neighbours' rows arrive: broadcast, halo, slice, delayed or auto"),
     "--delay": (

@@ -226,9 +226,12 @@ class RunConfig:
     """Type of activations and messages. tf32 rounds the operands of dense products; mixed rounds what is multiplied with
     the graph, and messages, to bf16 and keeps the rest in fp32; bf16 keeps weights and sums in fp32. On GPUs with Triton
     dense products of fp32 and mixed are three products of TF32 each, as exact as fp32's (`backend` in a run's record)."""
-    order: Literal["random", "permute", "none", "metis", "metis-balanced", "stream", "locality", "auto"] = "random"
-    """Which vertices each rank owns: random assignment that keeps the order, full permutation, plain ranges, METIS's
-    parts of even work, those in which vertices and the first training, validation and test split are even too, as batches
+    order: Literal["random", "permute", "none", "ranges", "metis", "metis-balanced", "stream", "locality", "auto"] = (
+        "random"
+    )
+    """Which vertices each rank owns: random assignment that keeps the order, full permutation, ranges with even numbers of
+    vertices (none), or cut where nonzeros and splits are even too (ranges, for a relabelled store), METIS's parts of even
+    work, those in which vertices and the first training, validation and test split are even too, as batches
     need them, parts found in one pass over the edges (stream), or ranges of an order in which neighbours are near each
     other (locality), on one rank too; auto takes the one with the least predicted seconds."""
     spmm: Literal["own", "cusparse"] = "own"

@@ -17,7 +17,7 @@ from mggcn.errors import GraphError
 from mggcn.graph.csr import CSR, ArrayRows, Graph, Rows
 from mggcn.graph.file_rows import read_ahead
 from mggcn.graph.vertex_data import MappedRows
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners, whole_graph
 from mggcn.partition.rows.tiles import MAX_TILE_NNZ, Tile
 from mggcn.partition.sweep import sweep, sweep_nonzeros
 
@@ -91,7 +91,7 @@ class FeatureReader:
     """The features of the vertices that a rank owns, read as dense rows or as CSR."""
 
     graph: Graph
-    owners: Assignment
+    owners: Owners
     rank: int
     row_normalize: bool
 
@@ -110,22 +110,22 @@ class FeatureReader:
 
     def dense(self) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[Any]]]:
         """Yield (local ids, (rows, D)) of the owned rows as `in_single`, in the order of the file, some 8 MiB at a time."""
-        features = self._features
+        features, span = self._features, self.owners.span(self.rank)
         step = max(1, BLOCK_BYTES // (4 * max(self.num_features, 1)))
         if isinstance(features, CSR):
-            for chunk in sweep(features, rows=step):
+            for chunk in sweep(features, rows=step, span=span):
                 block = np.zeros((chunk.rows, self.num_features), np.float32)
                 rows = np.repeat(np.arange(chunk.rows), np.diff(chunk.indptr))
                 block[rows, chunk.indices] = 1.0 if chunk.values is None else chunk.values
                 yield self._owned(chunk.first, block)
         else:
-            for start in range(0, self.graph.num_vertices, step):
-                yield self._owned(start, features.read(start, min(start + step, self.graph.num_vertices)))
+            for start in span[::step]:
+                yield self._owned(start, features.read(start, min(start + step, span.stop)))
 
     def _owned(self, start: int, block: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], npt.NDArray[Any]]:
-        mine = self.owners.owner[start : start + block.shape[0]] == self.rank
-        rows = in_single(block[mine])
-        return self.owners.local[start : start + block.shape[0]][mine], self.anywhere.normalized(rows)
+        vertices = slice(start, start + block.shape[0])
+        mine = self.owners.owner_of(vertices) == self.rank
+        return self.owners.local_of(vertices)[mine], self.anywhere.normalized(in_single(block[mine]))
 
     def sparse(self, dtype: npt.DTypeLike, scale: npt.NDArray[Any] | None) -> Tile:
         """Return the owned rows as CSR (V, D), by local id, times `scale` (V,) if given; of dense features, the nonzeros.
@@ -135,14 +135,15 @@ class FeatureReader:
         features = self._features
         lengths = np.zeros(self.owners.counts[self.rank] + 1, np.int64)
         for chunk in sweep_nonzeros(features, CHUNK_NNZ):
-            mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
-            lengths[1 + self.owners.local[chunk.first : chunk.first + chunk.rows][mine]] = np.diff(chunk.indptr)[mine]
+            vertices = slice(chunk.first, chunk.first + chunk.rows)
+            mine = self.owners.owner_of(vertices) == self.rank
+            lengths[1 + self.owners.local_of(vertices)[mine]] = np.diff(chunk.indptr)[mine]
         indptr = np.cumsum(lengths)
         indices = np.empty(int(indptr[-1]), np.int32)
         values = np.empty(int(indptr[-1]), dtype)
         for chunk in sweep_nonzeros(features, CHUNK_NNZ):
-            mine = self.owners.owner[chunk.first : chunk.first + chunk.rows] == self.rank
-            local = self.owners.local[chunk.first : chunk.first + chunk.rows]
+            vertices = slice(chunk.first, chunk.first + chunk.rows)
+            mine, local = self.owners.owner_of(vertices) == self.rank, self.owners.local_of(vertices)
             counts = np.diff(chunk.indptr)
             chosen = np.repeat(mine, counts)
             row = np.repeat(local, counts)[chosen]
@@ -191,17 +192,13 @@ def aggregated(reader: FeatureReader, shard_scale: tuple[Any, Any], *, self_loop
     """
     graph, owners, rank = reader.graph, reader.owners, reader.rank
     row_scale, col_scale = shard_scale
-    whole = FeatureReader(
-        graph,
-        Assignment(np.zeros_like(owners.owner), np.arange(graph.num_vertices, dtype=np.int32), (graph.num_vertices,)),
-        0,
-        reader.row_normalize,
-    )
+    whole = FeatureReader(graph, whole_graph(graph.num_vertices), 0, reader.row_normalize)
     x = whole.sparse(np.float64, col_scale)
     features = sp.csr_matrix((present(x.values), x.indices, x.indptr), (graph.num_vertices, reader.num_features))
     parts, locals_ = [], []
     for chunk in sweep(graph.adj_t):
-        mine = owners.owner[chunk.first : chunk.first + chunk.rows] == rank
+        vertices = slice(chunk.first, chunk.first + chunk.rows)
+        mine = owners.owner_of(vertices) == rank
         data = np.ones(chunk.indices.shape[0]) if chunk.values is None else chunk.values.astype(np.float64)
         adj = sp.csr_matrix((data, chunk.indices, chunk.indptr), (chunk.rows, graph.num_vertices))
         if self_loops:
@@ -211,7 +208,7 @@ def aggregated(reader: FeatureReader, shard_scale: tuple[Any, Any], *, self_loop
             loops = sp.csr_matrix((np.ones(lacking.size), (lacking - chunk.first, lacking)), adj.shape)
             adj = adj + loops
         parts.append(adj[mine] @ features)
-        locals_.append(owners.local[chunk.first : chunk.first + chunk.rows][mine])
+        locals_.append(owners.local_of(vertices)[mine])
     product = sp.vstack(parts, format="csr")[np.argsort(np.concatenate(locals_))]
     product = (sp.diags(row_scale) @ product).tocsr()
     product.sort_indices()

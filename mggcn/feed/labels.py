@@ -13,7 +13,7 @@ from mggcn.errors import GraphError
 from mggcn.graph.check import known_labels
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import ROWS, SPLITS, check_split, split_name
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SeedLabels:
 
 
 def read_labels(
-    graph: Graph, owners: Assignment, rank: int, owned: npt.NDArray[np.bool_] | None, data: DataConfig, dtype: str
+    graph: Graph, owners: Owners, rank: int, owned: npt.NDArray[np.bool_] | None, data: DataConfig, dtype: str
 ) -> RowLabels:
     """Read the labels and splits of a rank's rows.
 
@@ -48,9 +48,12 @@ def read_labels(
     ids = owners.owned(rank)
     columns = () if graph.labels is None else graph.labels.shape[1:]
     labels = np.empty((ids.shape[0], *columns), dtype if columns else np.int32)
-    for chunk, local in _owned_chunks(owners, rank, graph.num_vertices):
-        if graph.labels is not None:
-            labels[local] = graph.labels.read(chunk.start, chunk.stop)[owners.owner[chunk] == rank]
+    if graph.labels is not None:
+        span = owners.span(rank)
+        for start in span[::ROWS]:
+            chunk = slice(start, min(start + ROWS, span.stop))
+            mine = owners.owner_of(chunk) == rank
+            labels[owners.local_of(chunk)[mine]] = graph.labels.read(chunk.start, chunk.stop)[mine]
     if graph.task == "labels":
         labels[labels < 0] = np.nan
     mask, sizes = _split_mask(graph, ids, data)
@@ -86,12 +89,6 @@ def class_weights(config: TrainConfig, counts: npt.NDArray[np.int64]) -> npt.NDA
     # No loss contains a class without training vertices; under smoothing its weight must still be finite.
     share = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
     return np.where(counts > 0, share, 0.0)
-
-
-def _owned_chunks(owners: Assignment, rank: int, num_vertices: int) -> list[tuple[slice, npt.NDArray[np.int32]]]:
-    """Ranges of ROWS vertices, each with the local ids of those that `rank` owns, in the original order."""
-    ranges = [slice(start, min(start + ROWS, num_vertices)) for start in range(0, num_vertices, ROWS)]
-    return [(chunk, owners.local[chunk][owners.owner[chunk] == rank]) for chunk in ranges]
 
 
 def _split_mask(

@@ -338,6 +338,17 @@ def windows(csr: CSR, size: int = WINDOW) -> Iterator[tuple[Array, Array, int, i
             yield rows, csr.indices.read(first, stop).astype(np.int64), first, stop
 
 
+def rows_with_loops(csr: CSR) -> int:
+    """Return how many rows of a square matrix have an entry of their own column. Cost: as `windows`."""
+    count, last = 0, -1
+    for rows, cols, _, _ in windows(csr):
+        loops = rows[rows == cols]
+        if loops.size:  # parallel edges follow each other, perhaps into the next window
+            count += 1 + int(np.count_nonzero(np.diff(loops))) - int(loops[0] == last)
+            last = int(loops[-1])
+    return count
+
+
 def check_csr(csr: CSR, what: str) -> None:
     """Check every property that `CSR` promises; `what` names the matrix in the message.
 

@@ -14,7 +14,7 @@ from typing import Any
 from mggcn.errors import StoreError
 from mggcn.files import write_bytes
 from mggcn.graph.check import check_graph
-from mggcn.graph.csr import CSR, Graph, Rows
+from mggcn.graph.csr import CSR, Graph, Rows, rows_with_loops
 from mggcn.graph.digests import BLOCKS_FILE, FileDigest, digests_meta
 from mggcn.graph.durable import move_folder, new_folder, sync_folder, write_array, write_meta
 from mggcn.graph.layout import FORMAT_VERSION, graph_arrays, npy_nbytes
@@ -22,6 +22,8 @@ from mggcn.version import __version__
 
 CUTS = "partitions"
 """Folder of a store that may hold cuts of its graph (partition/cache/folder.py)."""
+LOOPS = "rows_with_loops"
+"""Entry of meta.json: how many vertices have a self-loop, so that a plan need not look through the edges."""
 OF_FILES = ("sha256", "blocks", "meta_sha256")
 """Entries of meta.json that belong to the files beside it, not to the graph."""
 
@@ -29,7 +31,7 @@ OF_FILES = ("sha256", "blocks", "meta_sha256")
 def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None:
     """Check a graph and write it as a store; keys of graph.meta that the store does not set itself are kept.
 
-    Cost: the checks of `check_graph`, then one pass over all arrays in pieces of about 16 MiB.
+    Cost: the checks of `check_graph` and a count of self-loops, then one pass over all arrays in pieces of about 16 MiB.
     Raises: GraphError if the graph is malformed; StoreError if the path exists (unless `overwrite`, which replaces
     graph stores only) or the disk is full or not writable. After an error nothing is left behind.
     """
@@ -86,6 +88,7 @@ def _meta(graph: Graph) -> dict[str, Any]:
         "num_features": num_features,
         "num_classes": graph.num_classes,
         "symmetric": graph.symmetric,
+        LOOPS: rows_with_loops(graph.adj_t),
         "created_by": f"mggcn {__version__}",
     }
     if graph.task != "classes":

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 
 
 class Partition(Protocol):
@@ -19,7 +19,7 @@ class Partition(Protocol):
     @property
     def kind(self) -> Literal["rows", "cut"]: ...
 
-    def local_index(self, rank: int) -> Assignment:
+    def local_index(self, rank: int) -> Owners:
         """Return an assignment that gives `rank` exactly the vertices that it holds, with their row numbers there."""
         ...
 

@@ -19,9 +19,10 @@ from mggcn.partition.cache.cuts import EDGE_CUTS, LOCALITY_ORDERS, STREAM_CUTS, 
 from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.cut.partition import CutPartition, CutStats, cut_partition, cut_stats
 from mggcn.partition.locality.order import LocalitySettings
-from mggcn.partition.locality.reuse import estimate_part_reuse, estimate_reuse
+from mggcn.partition.locality.reuse import UNKNOWN, estimate_part_reuse, estimate_reuse
 from mggcn.partition.metis.run import MetisKind, MetisSettings
-from mggcn.partition.order import assign, whole_graph
+from mggcn.partition.order import Ranges, assign, whole_graph
+from mggcn.partition.ranges import range_bounds
 from mggcn.partition.rows.partition import RowPartition, RowStats
 from mggcn.partition.rows.required import required_stats
 from mggcn.partition.statistics import tile_statistics
@@ -33,16 +34,18 @@ def make_partition(
 ) -> Partition:
     """Divide a graph among ranks: its rows in some order, or its edges by Libra, with split vertices spread over `bins`.
 
-    Cost: O(N) for rows; a cut, of vertices or METIS's of edges, or an order by locality is read from beside the store or
-    the user's cache folder, or made once and kept in the latter.
+    Cost: O(N) for rows, as `range_bounds` for ranges; a cut, of vertices or METIS's of edges, or an order by locality is
+    read from beside the store or the user's cache folder, or made once and kept in the latter.
     Raises: ConfigError, StoreError, BackendError without pymetis.
     """
     if kind == "cut":
         return CutPartition(VERTEX_CUTS.for_run(graph, LibraSettings(parts=ranks, seed=seed)), bins)
     if order == "locality":
         return RowPartition(LOCALITY_ORDERS.for_run(graph, LocalitySettings(parts=ranks, seed=seed)).owners)
-    if order in ("metis", "metis-balanced", "stream") and ranks == 1:
+    if order in ("metis", "metis-balanced", "stream", "ranges") and ranks == 1:
         return RowPartition(whole_graph(graph.num_vertices))
+    if order == "ranges":
+        return RowPartition(Ranges(range_bounds(graph, ranks)))
     if order == "stream":
         return RowPartition(STREAM_CUTS.for_run(graph, StreamSettings(parts=ranks)).assignment())
     if order in ("metis", "metis-balanced"):
@@ -64,18 +67,20 @@ def stats_of(
     self_loops: bool,
     training: npt.NDArray[np.bool_] | None = None,
     depth: int = 0,
+    reuse: bool = True,
 ) -> PartitionStats:
     """Return the sizes of every rank's part of a partition.
 
     training: vertices that the loss reads, bool (N,), to count the rows that the last `depth` layers need in a
-    partition of rows.
+    partition of rows. reuse: whether the locality of its gathers is estimated.
     Cost: two to five sweeps over the edges; two for each layer that needs little of them.
     """
     threads = len(os.sched_getaffinity(0))
     if isinstance(partition, RowPartition):
         owners = partition.owners
         tiles = tile_statistics(graph, owners, self_loops=self_loops)
-        stats = RowStats(owners.counts, tiles, reuse=estimate_reuse(graph, owners, threads))
+        near = estimate_reuse(graph, owners, threads) if reuse else UNKNOWN
+        stats = RowStats(owners.counts, tiles, reuse=near, ranges=isinstance(owners, Ranges))
         if training is None:
             return stats
         total = stats.num_entries

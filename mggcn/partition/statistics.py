@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from mggcn.graph.csr import CSR, Graph, Rows
-from mggcn.partition.order import Assignment
+from mggcn.graph.csr import CSR, Graph, Rows, rows_with_loops
+from mggcn.graph.store import store_folder
+from mggcn.graph.store_write import LOOPS
+from mggcn.partition.order import Owners
 from mggcn.partition.sweep import ROWS, sweep, sweep_nonzeros
 
 COUNTED = 1 << 18
@@ -81,11 +83,11 @@ def critical_path(nnz: npt.NDArray[np.int64]) -> float:
     return float(end.max()) if ranks else 0.0
 
 
-def _part_masks(matrix: CSR, owners: Assignment, part: int) -> npt.NDArray[np.uint64]:
+def _part_masks(matrix: CSR, owners: Owners, part: int) -> npt.NDArray[np.uint64]:
     """Bit i of entry u: a neighbour of u lies in rank part + i, for 64 ranks at a time."""
     masks = np.zeros(matrix.num_rows, np.uint64)
     for chunk in sweep(matrix, COUNTED):
-        owner = owners.owner[chunk.indices].astype(np.int64) - part
+        owner = owners.owner_of(chunk.indices).astype(np.int64) - part
         bits = np.where((owner >= 0) & (owner < 64), np.uint64(1) << owner.clip(0, 63).astype(np.uint64), np.uint64(0))
         filled = np.flatnonzero(np.diff(chunk.indptr))
         if filled.size:
@@ -93,41 +95,40 @@ def _part_masks(matrix: CSR, owners: Assignment, part: int) -> npt.NDArray[np.ui
     return masks
 
 
-def tile_statistics(graph: Graph, owners: Assignment, *, self_loops: bool) -> TileStatistics:
+def tile_statistics(graph: Graph, owners: Owners, *, self_loops: bool) -> TileStatistics:
     """Count the nonzeros and the distinct columns of every tile of A^T.
 
-    Cost: two sweeps over the edges (one more per 64 ranks, and as many for a directed graph), 8 N bytes; on one rank one
-    sweep at most. Inserted self-loops count, stored ones too.
+    Cost: two sweeps over the edges (one more per 64 ranks, and as many for a directed graph), 8 N bytes; on one rank none
+    of a store that says how many vertices have a self-loop, else one. Inserted self-loops count, stored ones too.
     """
     ranks = owners.num_ranks
     nnz = np.zeros(ranks * ranks, np.int64)
     if ranks == 1:
-        nnz[0] = graph.num_edges + (graph.num_vertices - _rows_with_loops(graph.adj_t) if self_loops else 0)
+        nnz[0] = graph.num_edges + (graph.num_vertices - _num_loops(graph) if self_loops else 0)
     for chunk in sweep(graph.adj_t, COUNTED) if ranks > 1 else ():
-        rows = np.repeat(owners.owner[chunk.first : chunk.first + chunk.rows].astype(np.int64), np.diff(chunk.indptr))
-        nnz += np.bincount(rows * ranks + owners.owner[chunk.indices], minlength=ranks * ranks)
+        of_row = owners.owner_of(slice(chunk.first, chunk.first + chunk.rows)).astype(np.int64)
+        rows = np.repeat(of_row, np.diff(chunk.indptr))
+        nnz += np.bincount(rows * ranks + owners.owner_of(chunk.indices), minlength=ranks * ranks)
         if self_loops:
             ids = np.repeat(np.arange(chunk.first, chunk.first + chunk.rows), np.diff(chunk.indptr))
             stored = np.zeros(chunk.rows, bool)
             stored[ids[ids == chunk.indices] - chunk.first] = True
-            lacking = owners.owner[chunk.first : chunk.first + chunk.rows][~stored].astype(np.int64)
+            lacking = of_row[~stored]
             nnz += np.bincount(lacking * ranks + lacking, minlength=ranks * ranks)
     needed = _rows_needed(graph.adj, owners, self_loops)
     needed_t = needed if graph.symmetric else _rows_needed(graph.adj_t, owners, self_loops)
     return TileStatistics(nnz.reshape(ranks, ranks), needed, needed_t)
 
 
-def _rows_with_loops(matrix: CSR) -> int:
-    """Count the rows that have an entry of their own column. Cost: one sweep, 5 bytes an edge at a time."""
-    count = 0
-    for chunk in sweep(matrix):
-        rows = np.repeat(np.arange(chunk.first, chunk.first + chunk.rows, dtype=np.int32), np.diff(chunk.indptr))
-        loops = rows[rows == chunk.indices]
-        count += int(np.count_nonzero(np.diff(loops))) + bool(loops.size)
-    return count
+def _num_loops(graph: Graph) -> int:
+    """Return how many vertices have a self-loop, as the graph's store says, or counted in a sweep."""
+    known = graph.meta.get(LOOPS)
+    if type(known) is int and 0 <= known <= graph.num_vertices and store_folder(graph) is not None:
+        return known
+    return rows_with_loops(graph.adj_t)
 
 
-def _rows_needed(matrix: CSR, owners: Assignment, self_loops: bool) -> npt.NDArray[np.int64]:
+def _rows_needed(matrix: CSR, owners: Owners, self_loops: bool) -> npt.NDArray[np.int64]:
     """Entry (i, j): rows u of rank j with an entry (u, v) of the matrix whose v lies on rank i."""
     ranks = owners.num_ranks
     needed = np.zeros((ranks, ranks), np.int64)
@@ -142,8 +143,8 @@ def _rows_needed(matrix: CSR, owners: Assignment, self_loops: bool) -> npt.NDArr
         for i in range(part, min(part + 64, ranks)):
             required = (masks >> np.uint64(i - part)) & np.uint64(1) != 0
             if self_loops:
-                required |= owners.owner == i
-            needed[i] = np.bincount(owners.owner[required], minlength=ranks)
+                required[owners.owned(i)] = True
+            needed[i] = owners.count(required)
     return needed
 
 

@@ -38,8 +38,6 @@ FEATURE_BYTES: Final = 32 << 20
 LEAST_ROWS: Final = 256
 INPUT: Final = "input"
 """Name of the features in the type of activations, where an aggregation reads them and they are stored otherwise."""
-ASSIGNMENT_BYTES: Final = 6
-"""Bytes a vertex by which columns are numbered (partition/order.py)."""
 REORDERED: Final = ("permute", "locality")
 """Orders by which a single rank has the vertices in another order too."""
 ROW_BYTES: Final = 104
@@ -170,7 +168,7 @@ def plan_blocks(
     nbytes = -(-outputs.nbytes // run.ranks) + _chunk_bytes(shape, chunk, run.precision, typed=values.typed)
     nbytes += scores.nbytes + (0 if features is None else features.nbytes)
     nbytes += 0 if in_order else result.nbytes + 4 * result.rows
-    nbytes += (ASSIGNMENT_BYTES + len(blocks) + 1) * vertices  # and which rows each layer computes
+    nbytes += (len(blocks) + 1) * vertices  # and which rows each layer computes
     return BlockEvaluation(
         values=values,
         blocks=blocks,

@@ -146,7 +146,8 @@ class RankSizes:
             sorting += 16 * (self.shape.feature_nnz or 0) + 32 * self.inputs.aggregated_nnz
         if self.values.typed:  # a tile's entries are put in order of their relations
             sorting += 25 * max((m.nnz for m in (*self.forward, *self.backward)), default=0)
-        drawing = 20 * num_vertices if run.ranks > 1 or run.order == "permute" else 0
+        drawn = run.order != "none" and (run.ranks > 1 or run.order == "permute")
+        drawing = (8 * 5 if run.order == "ranges" else 20) * num_vertices * drawn
         if run.order == "locality":
             drawing = sum(locality_nbytes(num_vertices, self.shape.num_edges, self.shape.symmetric).values())
         return regions["runtime"] + max(

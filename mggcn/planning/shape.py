@@ -60,6 +60,11 @@ class GraphShape:
     batches: where they are dense."""
 
 
+REUSE_EDGES = 1 << 26
+"""Edges up to which the plan of a run on batches estimates how local the whole graph's gathers are, in some tenths of a
+second: only its evaluation has them. Beyond, they count as random."""
+
+
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
     """Return the sizes of a graph that a plan needs.
 
@@ -157,9 +162,10 @@ def partition_stats(
 
     def count() -> PartitionStats:
         training = training_rows(graph, data.splits, data.split) if pruned else None
-        return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth)
+        return stats_of(graph, partition, self_loops=model.self_loops, training=training, depth=depth, reuse=reuse)
 
-    key = partition_key(config), model.self_loops, depth, (data.splits, data.split) if pruned else None
+    reuse = not config.sample.batch or graph.num_edges <= REUSE_EDGES
+    key = partition_key(config), model.self_loops, depth, (data.splits, data.split) if pruned else None, reuse
     return (shared or Shared()).found("statistics", key, count)
 
 

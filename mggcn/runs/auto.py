@@ -37,6 +37,7 @@ from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.make import make_partition
 from mggcn.partition.metis.run import MetisKind, MetisSettings
 from mggcn.partition.order import MAX_PARTS
+from mggcn.partition.ranges import RELABELLED
 from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.stream import StreamSettings
 from mggcn.planning.batch_sharing import BatchSizes, expected_sizes, with_batches
@@ -45,7 +46,7 @@ from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape, in_blocks, partition_stats
 
-ORDERS = ("random", "none")
+ORDERS: tuple[str, ...] = ("random", "none")
 """Orders that cost nothing to make; METIS's parts and a stream's are candidates where they are kept."""
 ORDER_EDGES = 50_000_000
 """Stored edges up to which an order by locality is made to be compared: some seconds; above, only a cached one is."""
@@ -221,7 +222,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
     """Plan every variant on a graph; a partition is made once per order and number of bins."""
     shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
     nccl, figures = nccl_memory(base, machine), figures_here(base)
-    orders: tuple[str, ...] = ORDERS
+    orders = ("ranges", *ORDERS) if RELABELLED in graph.meta else ORDERS
     # A cached partition has at most MAX_PARTS parts.
     first = (config.data.splits, config.data.split) == ("main", 0)
     cuts: tuple[MetisKind, ...] = ("metis", "metis-balanced") if first else ("metis",)
@@ -326,6 +327,6 @@ def _count_partition(
     stats = partition_stats(config, graph, shape, partition)
     if not draws:
         return _Counted(stats, {}, {})
-    owner = row_owners(partition).owner
+    owner = row_owners(partition).owner_of(slice(None))
     sizes = drawn_sizes(config, graph, shape, owner)
     return _Counted(stats, {way: stack_for(with_batches(config, way), graph, shape, owner) for way in sizes}, sizes)

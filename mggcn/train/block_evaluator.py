@@ -31,7 +31,7 @@ from mggcn.memory.arena import ArenaPlan, Placement
 from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs, Rows
 from mggcn.model.stages import RESULT, Stage, of_all
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 from mggcn.partition.rows.required import required_sets
 from mggcn.partition.rows.shard import ShardOptions
 from mggcn.partition.rows.tiles import RowColumnMask, Tile, build_tiles
@@ -74,7 +74,7 @@ class EvaluatedGraph:
     features: VertexFeatures
     norm: NormScales | None
     options: ShardOptions
-    everyone: Assignment
+    everyone: Owners
     required: Sequence[Mask | None]
 
 

@@ -15,7 +15,7 @@ from mggcn.blocks.block import OWNED
 from mggcn.feed.features import FeatureReader, aggregated, transposed
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.runtime import Inputs, Rows, Target, require
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import whole_graph
 from mggcn.partition.rows.shard import Shard
 from mggcn.partition.rows.tiles import Tile, degrees, scales
 from mggcn.planning.run import RankPlan
@@ -70,11 +70,7 @@ def _sparse(
     dtype = np.float64 if plan.sizes.dtype == "fp64" else np.float32
     values, config = plan.values, plan.values.config
     if values.input.aggregated:
-        whole = Assignment(
-            np.zeros_like(reader.owners.owner),
-            np.arange(reader.graph.num_vertices, dtype=np.int32),
-            (reader.graph.num_vertices,),
-        )
+        whole = whole_graph(reader.graph.num_vertices)
         degree = degrees(reader.graph.adj_t, whole, 0, self_loops=config.self_loops, threads=threads)
         row_scale, col_scale = scales(degree, config.norm)
         mine = row_scale[shard.global_ids]

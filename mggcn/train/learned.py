@@ -22,7 +22,7 @@ from mggcn.comm.base import Communicator
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.philox import CACHED, philox
 from mggcn.memory.arena import BufferSpec
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 from mggcn.planning.learned import MOVED_ROWS
 
 NAME: Final = "embedding.weight"
@@ -77,7 +77,7 @@ class LearnedRows:
         self,
         backend: KernelBackend,
         comm: Communicator,
-        owners: Assignment,
+        owners: Owners,
         spec: BufferSpec,
         moments: tuple[str, ...],
         sources: int | None,
@@ -113,7 +113,7 @@ class LearnedRows:
 
     def load(self, rows: Tensor) -> None:
         """Take the rows of this rank's vertices from those of all (N, D). Raises: ConfigError for another shape."""
-        expected = (self._owners.owner.size, self.values.shape[1])
+        expected = (self._owners.num_vertices, self.values.shape[1])
         if tuple(rows.shape) != expected:
             raise ConfigError(
                 f"{NAME} has the shape {tuple(rows.shape)}, expected {expected}: learned rows belong to the graph that "
@@ -151,8 +151,8 @@ class LearnedRows:
         """
         missing = self._ids.size
         for ids, part in parts_with_rows(parts):
-            mine = np.flatnonzero(self._owners.owner[ids] == self._comm.rank)
-            index, chosen = torch.from_numpy(self._owners.local[ids[mine]].astype(np.int64)), torch.from_numpy(mine)
+            mine = np.flatnonzero(self._owners.owner_of(ids) == self._comm.rank)
+            index, chosen = torch.from_numpy(self._owners.local_of(ids[mine]).astype(np.int64)), torch.from_numpy(mine)
             names = {"weight": self.values, **self._moments} | ({"best": self.best} if f"{ROWS}.best" in part else {})
             for name, tensor in names.items():
                 tensor[index] = part[f"{ROWS}.{name}"][chosen]
@@ -184,7 +184,7 @@ class LearnedRows:
     def _by_owner(self, ids: npt.NDArray[np.int64]) -> _Batch:
         """Tell the owners of a batch's rows which these are. Collective."""
         comm, record = self._comm, self._backend.record
-        owner, local = self._owners.owner[ids], self._owners.local[ids]
+        owner, local = self._owners.owner_of(ids), self._owners.local_of(ids)
         if comm.size == 1:
             own, none = torch.from_numpy(local), torch.zeros(0, dtype=torch.int32)
             return _Batch(

@@ -78,7 +78,7 @@ def trained(config: Config, graph: Graph) -> list[dict[str, Any]]:
 
 
 def simulated(config: Config, graph: Graph, found: list[dict[str, Any]]) -> Algorithm2:
-    owner = row_owners(partition_graph(resolve(config, graph), graph)).owner
+    owner = row_owners(partition_graph(resolve(config, graph), graph)).owner_of(slice(None))
     first = found[0]
     batches = [rank["batches"] for rank in found]
     return Algorithm2(graph, config, owner, first["stack"], batches, first["start"], first["layers"], first["steps"])

@@ -183,7 +183,7 @@ def test_strategies(run: Callable[..., Record]) -> None:
 
 def test_accuracy(run: Callable[..., Record], data_root: Path) -> None:
     arguments = ("--what", "precisions", "--graphs", "cora", "--seeds", "1", "--epochs", "2", "--data", str(data_root))
-    (row,) = run("cpu.accuracy", *arguments, shared="")["precisions"]
+    (row,) = run("cpu.accuracy", *arguments, shared="cache")["precisions"]
     assert list(row["runs"]) == ["fp32", "mixed", "bf16"]
     assert row["sent"]["halo 128x128"]["mixed"] < row["sent"]["halo 128x128"]["fp32"]
 

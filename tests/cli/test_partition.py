@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mggcn.assemble.plan import partition_graph
+from mggcn.config import from_tables
 from mggcn.errors import PlanError
 from mggcn.graph.store import open_store
 from mggcn.memory import units
@@ -23,7 +25,10 @@ from mggcn.partition.cut.libra import LibraSettings
 from mggcn.partition.locality.order import LocalitySettings
 from mggcn.partition.metis import run as metis
 from mggcn.partition.metis.run import MetisSettings
+from mggcn.partition.ranges import RELABELLED
+from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.stream import StreamSettings
+from mggcn.runs.train import prepare_run, run_training
 from tests.cli.runs import refused, run_main
 from tests.partition.metis.test_run import needs_pymetis
 
@@ -192,6 +197,62 @@ def test_no_torch_is_loaded(store: Path, tmp_path: Path, what: list[str]) -> Non
     command = [sys.executable, "-c", code, "partition", str(store), *what, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+RELABELS = [
+    pytest.param(["--kind", "stream"], id="stream"),
+    pytest.param(["--kind", "locality"], id="locality"),
+    pytest.param([], id="metis", marks=needs_pymetis),
+    pytest.param(["--leaves", 8], id="leaves", marks=needs_pymetis),
+]
+
+
+@pytest.mark.parametrize("how", RELABELS)
+def test_a_relabelled_store_is_the_same_graph(how: list[Any], tmp_path: Path) -> None:
+    """Fails if a loss depends on the numbers of vertices, a part is not a range, or a name is another vertex's."""
+    given, out = tmp_path / "given", tmp_path / "out"
+    sizes = ["--vertices", 300, "--edges", 1800, "--features", 5, "--classes", 3]
+    assert run_main("generate", "community", given, *sizes, "--seed", 11) == 0
+    assert run_main("partition", given, *how, "--parts", 3, "--relabel", out) == 0
+    old, new = open_store(given), open_store(out, verify=True)
+    assert new.ids is not None
+    order = new.ids.array()
+    assert np.array_equal(np.sort(order), np.arange(300))
+    assert old.labels is not None
+    assert new.labels is not None
+    assert np.array_equal(new.labels.array(), old.labels.array()[order])
+    bounds = new.meta[RELABELLED]["bounds"]
+    config = from_tables({"run": {"ranks": 3, "order": "ranges"}})
+    assert row_owners(partition_graph(config, new)).counts == tuple(np.diff(bounds))
+    run = {"ranks": 3, "transport": "threads", "precision": "fp64", "strategy": "halo"}
+    common = {"train": {"epochs": 4, "seed": 3}, "model": {"hidden": [6], "dropout": 0.0}}
+    losses = []
+    for name, order_of_rows in (("given", "random"), ("out", "ranges")):
+        graph, config = open_store(tmp_path / name), from_tables(common | {"run": run | {"order": order_of_rows}})
+        job = prepare_run(config, graph, None, tmp_path / f"run-{name}")
+        run_training(job, graph, quiet=True)
+        rows = (tmp_path / f"run-{name}" / "history.jsonl").read_text().splitlines()
+        losses.append([json.loads(row)["loss"] for row in rows])
+        plan = json.loads((tmp_path / f"run-{name}" / "plan.json").read_text())
+        holds = [rank["regions"]["who holds which rows"] for rank in plan["per_rank"]]
+        assert holds == [0 if name == "out" else 6 * 300] * 3
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-10)
+
+
+def test_what_cannot_be_relabelled(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if --relabel with a wrong setting gets through, cuts before it looks, or a store in its way is replaced."""
+    out, cut = tmp_path / "out", ["--out", tmp_path / "cuts"]
+    command = ("partition", store, "--parts", 2, "--relabel", out, *cut)
+    assert "Libra assigns edges" in refused(capsys, *command, "--kind", "libra")
+    assert "--leaves are METIS's" in refused(capsys, *command, "--kind", "stream", "--leaves", 8)
+    assert "between the number of parts and 1,048,576, got 1" in refused(capsys, *command, "--leaves", 1)
+    assert "add --relabel OUT" in refused(capsys, "partition", store, "--parts", 2, "--leaves", 8)
+    assert "remove one of them" in refused(capsys, *command, "--list")
+    out.mkdir()
+    assert "exists already" in refused(capsys, *command, "--kind", "stream")
+    assert not (tmp_path / "cuts").exists()
+    assert run_main(*command, "--kind", "stream", "--force") == 0
+    assert open_store(out).num_vertices == open_store(store).num_vertices
 
 
 @needs_pymetis

@@ -52,7 +52,7 @@ def on_apart(config: Config, graph: Graph, body: Any, *, clean: bool = False) ->
 
     def run(comm: Communicator) -> Any:
         plan, partition = plan_graph(config, graph)
-        far = row_owners(partition).owner != comm.rank
+        far = row_owners(partition).owner_of(slice(None)) != comm.rank
         mine = graph
         if not clean:
             own = graph.features.array().copy()  # type: ignore[union-attr]  # it has dense ones
@@ -110,7 +110,7 @@ def test_what_is_fetched_is_what_a_dry_run_counts(macro: int, cache: int, ranks:
     config = resolve(owners_of(config, macro=macro, cache_rows=cache), graph)
     found = on_apart(config, graph, trained)
     plan, partition = plan_graph(config, graph)
-    owner, row = row_owners(partition).owner, row_bytes_of(config, 5)
+    owner, row = row_owners(partition).owner_of(slice(None)), row_bytes_of(config, 5)
     rows = read_rows(config, graph, plan.shape, owner, (macro,), 99)
     size = macro or rows.steps
     assert rows.drawn == rows.steps == plan.steps > 4

@@ -15,6 +15,7 @@ from mggcn.blocks.block import Capacity, Stack
 from mggcn.blocks.capacities import hops_of
 from mggcn.config import Config
 from mggcn.errors import ConfigError, DivergedError, PlanError
+from mggcn.feed.seeds import Seeds
 from mggcn.graph.csr import Graph
 from mggcn.planning.shape import graph_shape
 from tests.feed.test_blocks import MODELS, graph_of
@@ -154,6 +155,24 @@ def test_a_gpu_is_not_filled_up_to_bounds(device: Literal["cpu", "cuda"], settin
     found = stacks.stack_for(config, graph, graph_shape(graph, config), np.zeros(3000, np.uint16))
     assert found is not None
     assert bool(found.mean) == drawn
+
+
+def test_batches_that_are_alike_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a plan draws on where batches are alike, or stops where they are not: half of the vertices have no edges."""
+    n, of_rank = 400, Seeds.of_rank
+    some = np.zeros((n, n), np.float32)
+    some[::2, 1:40:2] = 1
+    for adj, most in ((np.zeros_like(some), stacks.ENOUGH), (some, stacks.DRAWN)):
+        graph = make_graph(adj.T, num_features=7, num_classes=4, seed=4)
+        config, steps = sampled(1, MODELS["gcn"], (5, 5), batch=8, plan="run"), list[int]()
+
+        def counted(seeds: Seeds, step: Any, rank: int, steps: list[int] = steps) -> Any:
+            steps.append(rank)
+            return of_rank(seeds, step, rank)
+
+        monkeypatch.setattr(Seeds, "of_rank", counted)
+        stacks.stack_for(config, graph, graph_shape(graph, config), np.zeros(n, np.uint16))
+        assert len(steps) == most
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -104,7 +104,7 @@ def test_ranges_follow_a_cut() -> None:
     """Fails if fewer than nine in ten training vertices stay with the owner that METIS gave them."""
     graph = community(4000, 40000, 2, 8, seed=11, train=0.5)
     cut = partition_graph(Config(run=RunConfig(ranks=4, order="metis")), graph)
-    owner, train = row_owners(cut).owner, np.flatnonzero(graph.splits["train"].array()[0])
+    owner, train = row_owners(cut).owner_of(slice(None)), np.flatnonzero(graph.splits["train"].array()[0])
     assert (ranges_of(train, owner, 4) == owner[train]).mean() >= 0.9
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mggcn.api.load import load_source
-from mggcn.graph.csr import CSR, Graph
+from mggcn.graph import csr as csr_module
+from mggcn.graph.convert import from_arrays
+from mggcn.graph.csr import CSR, Graph, rows_with_loops
+from mggcn.graph.store import open_store
+from mggcn.graph.store_write import LOOPS, write_store
 from mggcn.partition import statistics as statistics_module
 from mggcn.partition import sweep as sweep_module
-from mggcn.partition.order import Assignment, assign, part_sizes
+from mggcn.partition.order import Assignment, assign, part_sizes, whole_graph
 from mggcn.partition.statistics import (
     TileStatistics,
     critical_path,
@@ -43,6 +48,25 @@ def test_counts_equal_brute_force(kind: str, loops: bool, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(found.rows_needed, (owned @ adj_t > 0) @ owned.T)
         np.testing.assert_array_equal(found.rows_needed_t, (owned @ adj_t.T > 0) @ owned.T)
         assert found.exact
+
+
+@pytest.mark.parametrize("window", [1, 7, 1000])
+def test_a_store_says_its_self_loops(window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if parallel self-loops count twice, a store's number is not the counted one, or another graph gets it."""
+    ends = np.array([[0, 1, 1, 2, 3, 3, 3, 5], [0, 2, 1, 0, 3, 3, 3, 1]])
+    typed = from_arrays(edges=ends, num_vertices=6, edge_types=np.array([0, 0, 1, 0, 0, 1, 2, 0]))
+    monkeypatch.setattr(csr_module.windows, "__defaults__", (window,))
+    assert rows_with_loops(typed.adj_t) == 3
+    write_store(typed, tmp_path / "store")
+    stored = open_store(tmp_path / "store")
+    assert stored.meta[LOOPS] == 3
+    entries = typed.num_edges + 3
+    monkeypatch.setattr(statistics_module, "rows_with_loops", lambda _: 1 // 0)
+    assert tile_statistics(stored, whole_graph(6), self_loops=True).nnz.tolist() == [[entries]]
+    others = [replace(stored, adj=typed.adj, adj_t=typed.adj_t), replace(stored, meta={**stored.meta, LOOPS: 7})]
+    for other in others:
+        with pytest.raises(ZeroDivisionError):
+            tile_statistics(other, whole_graph(6), self_loops=True)
 
 
 def test_expectation_is_close_on_a_random_graph() -> None:

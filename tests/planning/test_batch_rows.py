@@ -27,7 +27,7 @@ from tests.reference import dense_csr
 
 def counted(config: Config, graph: Graph, macros: tuple[int, ...] = (0,), most: int = 99) -> tuple[ReadRows, Any]:
     plan, partition = plan_graph(config, graph)
-    owner = row_owners(partition).owner
+    owner = row_owners(partition).owner_of(slice(None))
     return read_rows(config, graph, plan.shape, owner, macros, most), owner
 
 

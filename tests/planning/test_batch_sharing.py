@@ -56,7 +56,7 @@ def test_priced_bytes_are_those_that_are_counted(way: str, kind: str, ranks: int
     config = sampled(ranks, {"kind": kind, "hidden": (8, 8)}, (3, 2, 2), batch=BATCH, plan="bound")
     config = with_batches(resolve(config, graph), way)
     plan, partition = plan_graph(config, graph)
-    sizes = drawn_sizes(config, graph, plan.shape, row_owners(partition).owner)
+    sizes = drawn_sizes(config, graph, plan.shape, row_owners(partition).owner_of(slice(None)))
     price = batch_price(plan, sizes[way], MACHINE)
     assert plan.steps == sizes["cooperative"].steps == DRAWN
     assert price.bytes_sent == sum(on_ranks(config, graph, sent_in_an_epoch))
@@ -85,7 +85,7 @@ def test_sizes_are_the_means_of_the_ranks_that_have_most(way: str) -> None:
     config = sampled(3, {"kind": "gat", "hidden": (8, 8)}, (3, 2, 2), batch=BATCH, plan="bound")
     config = with_batches(resolve(config, graph), way)
     plan, partition = plan_graph(config, graph)
-    found = drawn_sizes(config, graph, plan.shape, row_owners(partition).owner)[way]
+    found = drawn_sizes(config, graph, plan.shape, row_owners(partition).owner_of(slice(None)))[way]
     counted = np.array(on_ranks(config, graph, sizes_of_steps)).max(0).sum(0)
     for size, (sources, edges, received) in zip(reversed(found.stack.capacities), counted, strict=True):
         expected = -(-edges // DRAWN), -(-received // DRAWN)
@@ -98,7 +98,7 @@ def test_the_price_of_a_plan_as_large_as_its_batches_is_the_plans() -> None:
     graph = graph_of()
     config = with_batches(resolve(sampled(2, {"kind": "gcn"}, batch=BATCH, plan="bound"), graph), "cooperative")
     plan, partition = plan_graph(config, graph)
-    sizes = drawn_sizes(config, graph, plan.shape, row_owners(partition).owner)["cooperative"]
+    sizes = drawn_sizes(config, graph, plan.shape, row_owners(partition).owner_of(slice(None)))["cooperative"]
     assert plan.stack is not None
     price = batch_price(plan, dataclasses.replace(sizes, stack=plan.stack), MACHINE)
     cost = epoch_cost(plan, MACHINE)

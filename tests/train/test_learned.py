@@ -272,7 +272,7 @@ def moved(given: Given, optimizer: str, lr: float) -> tuple[np.ndarray, list[lis
             assert got.shape == (ids.size, D)
             rows.gradient[: ids.size] = gradient
             rows.move(lr)
-            remote = int(np.count_nonzero(owners.owner[ids] != comm.rank))
+            remote = int(np.count_nonzero(owners.owner_of(ids) != comm.rank))
             pushed = comm.bytes_sent - before - fetched
             sent.append({"remote": remote, "fetched": fetched, "pushed": pushed})
         return owners.owned(comm.rank), rows.values.double().numpy().copy(), sent

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mggcn.graph.csr import CSR, Rows
 from mggcn.partition.cut.partition import CutPartition, damaged_cut, read_parts
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 from mggcn.partition.rows.tiles import Tile, check_tile_nnz
 from mggcn.partition.rows.typed import typed_tiles
 from mggcn.partition.sweep import sweep
@@ -22,7 +22,7 @@ def cut_tile(
     matrix: CSR,
     edge_part: Rows,
     partition: CutPartition,
-    held: Assignment,
+    held: Owners,
     rank: int,
     *,
     self_loops: bool,
@@ -45,7 +45,7 @@ def _cut(
     matrix: CSR,
     edge_part: Rows,
     partition: CutPartition,
-    held: Assignment,
+    held: Owners,
     rank: int,
     *,
     self_loops: bool,
@@ -80,7 +80,7 @@ def _cut(
     return Tile(indptr, indices, values)
 
 
-def _own_entries(matrix: CSR, edge_part: Rows, held: Assignment, rank: int):  # type: ignore[no-untyped-def]
+def _own_entries(matrix: CSR, edge_part: Rows, held: Owners, rank: int):  # type: ignore[no-untyped-def]
     """Yield (row, column, value or None) of the part's entries, in local ids, some at a time. Raises: StoreError."""
     done = 0
     for chunk in sweep(matrix):
@@ -89,7 +89,7 @@ def _own_entries(matrix: CSR, edge_part: Rows, held: Assignment, rank: int):  # 
         done += count
         row = np.searchsorted(chunk.indptr, mine, side="right") - 1 + chunk.first
         value = None if chunk.values is None else chunk.values[mine]
-        rows, columns = held.local[row], held.local[chunk.indices[mine]]
+        rows, columns = held.local_of(row), held.local_of(chunk.indices[mine])
         if mine.size and min(rows.min(), columns.min()) < 0:
             raise damaged_cut(f"has an edge in part {rank} with an endpoint outside the part")
         yield rows.astype(np.int64), columns, value

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from mggcn import native
 from mggcn.graph.csr import Graph
 from mggcn.partition.locality.chunks import row_chunks
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 
 BOUNDS: Final = tuple(256 * 4**k for k in range(12))
 """The distances that are distinguished, in rows; the last stands for all larger ones: kFirst and kBuckets of
@@ -68,7 +68,7 @@ def near_share(shares: Shares, rows: int) -> float:
     return sum(share for share, bound in zip(shares, BOUNDS, strict=False) if bound <= rows)
 
 
-def estimate_reuse(graph: Graph, owners: Assignment, threads: int) -> Reuse:
+def estimate_reuse(graph: Graph, owners: Owners, threads: int) -> Reuse:
     """Estimate the locality of products with A^T when every rank multiplies its rows in order, tile after tile.
 
     The first use of a row in a tile counts as one after all other rows that the tile uses.
@@ -79,7 +79,7 @@ def estimate_reuse(graph: Graph, owners: Assignment, threads: int) -> Reuse:
     return Reuse(*_distances(graph, shift, places, columns))
 
 
-def estimate_part_reuse(graph: Graph, held: Assignment, rank: int, threads: int) -> Shares:
+def estimate_part_reuse(graph: Graph, held: Owners, rank: int, threads: int) -> Shares:
     """Estimate the locality of the products of one rank, given the vertices that it holds, some perhaps as copies.
 
     Every edge between two of these vertices counts as the rank's own. Cost: as estimate_reuse.
@@ -89,9 +89,7 @@ def estimate_part_reuse(graph: Graph, held: Assignment, rank: int, threads: int)
     return _distances(graph, shift, places[own], columns[own])[0]
 
 
-def _sample(
-    graph: Graph, owners: Assignment, threads: int
-) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
+def _sample(graph: Graph, owners: Owners, threads: int) -> tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
     """Return how sparse the sample of columns is (one of 2^shift), and tile, row and column (M,) of their entries."""
     nnz, shift = graph.adj_t.nnz, 0
     while shift < MAX_SHIFT and nnz >> shift > SAMPLED:
@@ -123,16 +121,16 @@ def _distances(
 
 
 def _trace(
-    graph: Graph, owners: Assignment, shift: int, threads: int
+    graph: Graph, owners: Owners, shift: int, threads: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
     """Return tile and row (M,) of the entries of the sampled columns of A^T, and these columns (M,)."""
     kernel = native.kernel("mggcn_reuse_trace")
+    where = owners.arguments()
     places, columns = [np.empty(0, np.uint64)], [np.empty(0, np.int32)]
     for chunk in row_chunks((graph.adj_t,), threads):
         found = np.empty(chunk.entries, np.uint64), np.empty(chunk.entries, np.int32)
         filled = ctypes.c_int64(0)
-        where = (owners.owner.ctypes.data, owners.local.ctypes.data, shift, SEED)
-        kernel(chunk.pointer, *where, ctypes.byref(filled), *(array.ctypes.data for array in found))
+        kernel(chunk.pointer, ctypes.byref(where), shift, SEED, ctypes.byref(filled), *(a.ctypes.data for a in found))
         places.append(found[0][: filled.value].copy())
         columns.append(found[1][: filled.value].copy())
     return np.concatenate(places), np.concatenate(columns)

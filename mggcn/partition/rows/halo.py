@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.graph.csr import CSR, Graph
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Assignment, Owners
 from mggcn.partition.rows.shard import ShardOptions, cut_tiles
 from mggcn.partition.rows.tiles import EVERYTHING, RowColumnMask, Tile
 from mggcn.partition.statistics import COUNTED
@@ -35,7 +35,7 @@ class Halo:
 
 
 def build_halos(
-    graph: Graph, owners: Assignment, rank: int, options: ShardOptions, required: npt.NDArray[np.bool_] | None = None
+    graph: Graph, owners: Owners, rank: int, options: ShardOptions, required: npt.NDArray[np.bool_] | None = None
 ) -> tuple[Halo, Halo]:
     """Return a rank's halo for A^T and for A; the same object if the graph is symmetric.
 
@@ -67,34 +67,37 @@ class HaloIds:
     sent: tuple[npt.NDArray[np.int64], ...]
 
 
-def halo_ids(graph: Graph, owners: Assignment, rank: int) -> HaloIds:
+def halo_ids(graph: Graph, owners: Owners, rank: int) -> HaloIds:
     """Return a rank's halo for A^T as ids. No rank asks another. Cost: a sweep over the edges, of a directed graph two."""
     needed, toward = _neighbours(graph.adj_t, owners, rank, EVERYTHING)
     if not graph.symmetric:
         _, toward = _neighbours(graph.adj, owners, rank, EVERYTHING)
     (readers, rows), owned, ranks = toward, owners.owned(rank), range(owners.num_ranks)
-    received = tuple(np.flatnonzero(needed & (owners.owner == owner)) for owner in ranks)
+    everyone = np.flatnonzero(needed)
+    whose = owners.owner_of(everyone)
+    received = tuple(everyone[whose == owner] for owner in ranks)
     return HaloIds(received, tuple(np.sort(owned[rows[readers == reader]]) for reader in ranks))
 
 
 def _neighbours(
-    matrix: CSR, owners: Assignment, rank: int, only: RowColumnMask
+    matrix: CSR, owners: Owners, rank: int, only: RowColumnMask
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
     """Whether the rank's rows have entries in a column (N,) of another rank; owner and row (2, ...) of such, once each."""
     needed = np.zeros(matrix.num_rows, bool)
     toward = np.zeros((owners.num_ranks, owners.counts[rank]), bool)
     for chunk in sweep(matrix, COUNTED):
         rows = slice(chunk.first, chunk.first + chunk.rows)
-        mine, lengths = owners.owner[rows] == rank, np.diff(chunk.indptr)
+        mine, lengths = owners.owner_of(rows) == rank, np.diff(chunk.indptr)
         if only.rows is not None:
             mine &= only.rows[rows]
-        columns, local = chunk.indices[np.repeat(mine, lengths)], np.repeat(owners.local[rows][mine], lengths[mine])
+        local = np.repeat(owners.local_of(rows)[mine], lengths[mine])
+        columns = chunk.indices[np.repeat(mine, lengths)]
         if only.cols is not None:
             taken = only.cols[columns]
             columns, local = columns[taken], local[taken]
         needed[columns] = True
-        toward[owners.owner[columns], local] = True
-    needed[owners.owner == rank] = False
+        toward[owners.owner_of(columns), local] = True
+    needed[owners.owned(rank)] = False
     toward[rank] = False
     # In order of the receiver, then of the row.
     return needed, np.stack([part.astype(np.int32) for part in np.nonzero(toward)])
@@ -104,20 +107,22 @@ def _build(
     matrix: CSR,
     needed: npt.NDArray[np.bool_],
     toward: npt.NDArray[np.int32],
-    owners: Assignment,
+    owners: Owners,
     rank: int,
     options: ShardOptions,
     only: RowColumnMask = EVERYTHING,
 ) -> Halo:
     """Cut the rank's rows into the own tile and the halo, as those of two ranks: itself, and one with all others' rows."""
-    local, received = owners.local.copy(), list[int]()
+    everyone = slice(None)
+    local, received = owners.local_of(everyone).copy(), list[int]()
     for owner in range(owners.num_ranks):
-        ids = np.flatnonzero(needed & (owners.owner == owner))
+        ids = owners.owned(owner)
+        ids = ids[needed[ids]]
         first = sum(received)
-        local[ids[np.argsort(owners.local[ids])]] = np.arange(first, first + ids.size, dtype=np.int32)
+        local[ids] = np.arange(first, first + ids.size, dtype=np.int32)
         received.append(int(ids.size))
     # Other ranks' rows that are not needed have no entry here, so their numbers do not matter.
-    two = Assignment((owners.owner != rank).astype(np.uint16), local, (owners.counts[rank], sum(received)))
+    two = Assignment((owners.owner_of(everyone) != rank).astype(np.uint16), local, (owners.counts[rank], sum(received)))
     own, halo = cut_tiles(matrix, two, 0, options, only)
     receivers, rows = toward
     sent = np.bincount(receivers, minlength=owners.num_ranks)

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from mggcn.errors import ConfigError
 from mggcn.partition.base import Partition, PartitionStats
 from mggcn.partition.locality.reuse import UNKNOWN, Reuse
-from mggcn.partition.order import Assignment, part_sizes
+from mggcn.partition.order import Owners, part_sizes
 from mggcn.partition.rows.required import RequiredRows, expected_required
 from mggcn.partition.statistics import TileStatistics, expected_statistics
+from mggcn.partition.sweep import ROWS
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,22 @@ class RowStats:
 
     counts: tuple[int, ...]
     tiles: TileStatistics
-    kind: Literal["rows"] = "rows"
     reuse: Reuse = UNKNOWN
     required: tuple[RequiredRows, ...] = ()
-    # Owner and row; halo and slice number the vertices once more.
-    assignment_bytes = 12
-    kept_bytes = 6
+    ranges: bool = False
+    """Whether every rank has consecutive vertices, which their bounds say."""
+
+    @property
+    def kind(self) -> Literal["rows"]:
+        return "rows"
+
+    @property
+    def assignment_bytes(self) -> int:
+        return self.kept_bytes + (9 if self.ranges else 6)  # halo and slice number the vertices once more
+
+    @property
+    def kept_bytes(self) -> int:
+        return 0 if self.ranges else 6  # owner and row
 
     @cached_property
     def num_entries(self) -> int:
@@ -48,7 +59,7 @@ class RowStats:
         return self.tiles.exact
 
     def to_dict(self) -> dict[str, Any]:
-        stats = {"kind": self.kind, "counts": list(self.counts), "reuse": self.reuse.to_dict()}
+        stats = {"kind": self.kind, "counts": list(self.counts), "reuse": self.reuse.to_dict(), "ranges": self.ranges}
         return stats | self.tiles.to_dict() | {"wanted": [rows.to_dict() for rows in self.required]}
 
     def only(self, level: int) -> RowStats:
@@ -56,7 +67,7 @@ class RowStats:
 
         Its matrices for A^T and A differ, also in a symmetric graph. The locality of its gathers is that of all rows.
         """
-        return RowStats(self.counts, self.required[level].tiles, reuse=self.reuse)
+        return RowStats(self.counts, self.required[level].tiles, reuse=self.reuse, ranges=self.ranges)
 
     def resized(self, num_vertices: int, num_edges: int, ranks: int, *, self_loops: bool) -> RowStats:
         rows, entries = max(sum(self.counts), 1), max(self.num_entries, 1)
@@ -78,24 +89,28 @@ class RowStats:
         reuse = Reuse.from_dict(content["reuse"]) if "reuse" in content else UNKNOWN
         counts = tuple(int(n) for n in content["counts"])
         required = tuple(RequiredRows.from_dict(rows) for rows in content.get("wanted", ()))
-        return RowStats(counts, TileStatistics.from_dict(content), reuse=reuse, required=required)
+        ranges = bool(content.get("ranges"))
+        return RowStats(counts, TileStatistics.from_dict(content), reuse=reuse, required=required, ranges=ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class RowPartition:
     """A partition in which every vertex is on one rank."""
 
-    owners: Assignment
+    owners: Owners
     kind: Literal["rows"] = "rows"
 
-    def local_index(self, rank: int) -> Assignment:
+    def local_index(self, rank: int) -> Owners:
         return self.owners
 
     def owned(self, rank: int) -> npt.NDArray[np.bool_] | None:
         return None
 
     def digest(self) -> str:
-        return hashlib.sha256(np.ascontiguousarray(self.owners.owner).data).hexdigest()
+        digest, last = hashlib.sha256(), self.owners.num_vertices
+        for start in range(0, last, ROWS):
+            digest.update(np.ascontiguousarray(self.owners.owner_of(slice(start, min(start + ROWS, last)))).data)
+        return digest.hexdigest()
 
 
 def row_stats(stats: PartitionStats) -> RowStats:
@@ -105,7 +120,7 @@ def row_stats(stats: PartitionStats) -> RowStats:
     return stats
 
 
-def row_owners(partition: Partition) -> Assignment:
+def row_owners(partition: Partition) -> Owners:
     """Return the assignment of a partition of the rows. Raises: ConfigError for one of another kind."""
     if not isinstance(partition, RowPartition):
         raise ConfigError(f"this strategy works on a partition of the rows, got one of kind {partition.kind}")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mggcn import native
 from mggcn.graph.csr import Graph
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners, whole_graph
 from mggcn.partition.rows.tiles import RowColumnMask, sweep_arguments
 from mggcn.partition.statistics import TileStatistics, expected_statistics
 from mggcn.partition.sweep import sweep
@@ -72,10 +72,7 @@ def required_sets(
 def _with_neighbours(graph: Graph, required: npt.NDArray[np.bool_], threads: int) -> npt.NDArray[np.bool_]:
     """Return the required vertices and their in-neighbours."""
     found = required.copy()
-    kernel, nobody = (
-        native.kernel("mggcn_required_reads"),
-        Assignment(np.empty(0, np.uint16), np.empty(0, np.int32), (0,)),
-    )
+    kernel, nobody = native.kernel("mggcn_required_reads"), whole_graph(0)
     for chunk in sweep(graph.adj_t):
         arguments = sweep_arguments(chunk, nobody, 0, False, RowColumnMask(rows=required))
         kernel(ctypes.byref(arguments), found.ctypes.data, threads)
@@ -83,7 +80,7 @@ def _with_neighbours(graph: Graph, required: npt.NDArray[np.bool_], threads: int
 
 
 def count_required(
-    graph: Graph, owners: Assignment, required: npt.NDArray[np.bool_], *, self_loops: bool, threads: int
+    graph: Graph, owners: Owners, required: npt.NDArray[np.bool_], *, self_loops: bool, threads: int
 ) -> RequiredRows:
     """Count rows and tiles of A^T with the rows `required` (N,) alone; inserted self-loops count.
 
@@ -99,14 +96,14 @@ def count_required(
         kernel(ctypes.byref(arguments), ranks, *counts, threads if ranks <= THREADED_RANKS else 1)
     for rank in range(ranks):
         reads = (readers[:, rank // 64] >> np.uint64(rank % 64)) & np.uint64(1) != 0
-        needed[rank] = np.bincount(owners.owner[reads], minlength=ranks)
-    rows = np.bincount(owners.owner[required], minlength=ranks)
+        needed[rank] = owners.count(reads)
+    rows = owners.count(required)
     return RequiredRows(tuple(int(n) for n in rows), TileStatistics(nnz, needed, needed_t))
 
 
 def required_stats(
     graph: Graph,
-    owners: Assignment,
+    owners: Owners,
     training: npt.NDArray[np.bool_],
     depth: int,
     num_entries: int,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.base import Partition
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners
 from mggcn.partition.rows.tiles import EVERYTHING, RowColumnMask, Tile, build_tiles, degrees, scales
 from mggcn.partition.rows.typed import typed_tiles
 
@@ -50,7 +50,7 @@ class ShardOptions:
 
 
 def build_shard(
-    graph: Graph, partition: Partition, rank: int, options: ShardOptions, local_index: Assignment | None = None
+    graph: Graph, partition: Partition, rank: int, options: ShardOptions, local_index: Owners | None = None
 ) -> Shard:
     """Build a rank's rows; its strategy builds the matrices. local_index: the partition's, if known.
 
@@ -75,7 +75,7 @@ def build_shard(
 
 
 def row_tiles(
-    graph: Graph, owners: Assignment, rank: int, options: ShardOptions, required: npt.NDArray[np.bool_] | None = None
+    graph: Graph, owners: Owners, rank: int, options: ShardOptions, required: npt.NDArray[np.bool_] | None = None
 ) -> tuple[tuple[Tile, ...], tuple[Tile, ...]]:
     """Return a rank's rows of A^T, and of A, cut by the owners of the columns; the same tuple if the graph is symmetric.
 
@@ -90,7 +90,7 @@ def row_tiles(
 
 
 def cut_tiles(
-    matrix: CSR, owners: Assignment, rank: int, options: ShardOptions, only: RowColumnMask = EVERYTHING
+    matrix: CSR, owners: Owners, rank: int, options: ShardOptions, only: RowColumnMask = EVERYTHING
 ) -> tuple[Tile, ...]:
     """Return a rank's rows of a matrix, by the owners of the columns. Cost: two sweeps. Raises: GraphError."""
     build = functools.partial(

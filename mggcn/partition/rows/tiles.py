@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mggcn import native
 from mggcn.errors import GraphError
 from mggcn.graph.csr import CSR
-from mggcn.partition.order import Assignment
+from mggcn.partition.order import Owners, whole_graph
 from mggcn.partition.sweep import Chunk, sweep
 
 MAX_TILE_NNZ = 2**31 - 1
@@ -60,7 +60,7 @@ def check_tile_nnz(nnz: int, ranks: int) -> None:
 
 
 def sweep_arguments(
-    chunk: Chunk, owners: Assignment, rank: int, self_loops: bool, only: RowColumnMask = EVERYTHING
+    chunk: Chunk, owners: Owners, rank: int, self_loops: bool, only: RowColumnMask = EVERYTHING
 ) -> native.SweepArgs:
     """Return a chunk as arguments for kernels; they point into its arrays, which must live as long."""
     return native.SweepArgs(
@@ -69,8 +69,7 @@ def sweep_arguments(
         None if chunk.values is None else chunk.values.ctypes.data,
         chunk.first,
         chunk.rows,
-        owners.owner.ctypes.data,
-        owners.local.ctypes.data,
+        owners.arguments(),
         owners.counts[rank],
         rank,
         int(self_loops),
@@ -81,7 +80,7 @@ def sweep_arguments(
 
 def build_tiles(
     matrix: CSR,
-    owners: Assignment,
+    owners: Owners,
     rank: int,
     *,
     self_loops: bool,
@@ -101,7 +100,7 @@ def build_tiles(
     """
     ranks, first = owners.num_ranks, 0
     if span is not None:
-        owners, first = Assignment(owners.owner, owners.local, (span.stop,)), span.start
+        owners, first = whole_graph(span.stop), span.start
     rows = owners.counts[rank] - first
     indptr = np.zeros((ranks, rows + 1), np.int64)
     # Kernels find the pointers of a row by its number, from that of row 0 on.
@@ -128,22 +127,15 @@ def build_tiles(
     tiles = tuple(Tile(p, i, v) for p, i, v in zip(indptr, indices, values, strict=True))
     sort = native.kernel("mggcn_tile_sort")
     for owner, (p, tile) in enumerate(zip(indptr, tiles, strict=True)):
-        if span is not None or _keeps_order(owners, owner):
+        # All rows of a tile are treated alike, whatever they hold: so a row has its order also where entries are left out.
+        if span is not None or owners.in_order(owner):
             continue
         weights = None if tile.values is None else tile.values.ctypes.data
         sort(p.ctypes.data, rows, tile.indices.ctypes.data, weights, wide, threads)
     return tiles
 
 
-def _keeps_order(owners: Assignment, owner: int) -> bool:
-    """Whether the rows of a rank are in the original order: then columns ascend as they come, diagonals last.
-
-    All rows of a tile are treated alike, whatever they hold: so a row has its order also where entries are left out.
-    """
-    return bool((np.diff(owners.local[owners.owner == owner]) > 0).all())
-
-
-def degrees(matrix: CSR, owners: Assignment, rank: int, *, self_loops: bool, threads: int) -> npt.NDArray[np.float64]:
+def degrees(matrix: CSR, owners: Owners, rank: int, *, self_loops: bool, threads: int) -> npt.NDArray[np.float64]:
     """Return the sum of each owned row of `matrix`, inserted self-loops included: the in-degrees if it is adj_t.
 
     Raises: GraphError if one is negative, which no normalisation admits.

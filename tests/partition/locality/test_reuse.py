@@ -36,7 +36,7 @@ def counted(dense: Any, owners: Assignment) -> list[Shares]:
         mine = found[i != j]
         for v in owners.owned(i):
             for u in np.flatnonzero(dense[:, v]):
-                if owners.owner[u] != j:
+                if owners.owner_of(np.array([u]))[0] != j:
                     continue
                 if u in used:
                     mine.append(len(used) - 1 - used.index(u))

@@ -24,9 +24,9 @@ from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
 from mggcn.partition.metis import process
 from mggcn.partition.metis import run as metis_module
-from mggcn.partition.metis.edge_cut import EdgeCut
+from mggcn.partition.metis.edge_cut import EdgeCut, edge_cut
 from mggcn.partition.metis.process import Problem, new_problem, solve
-from mggcn.partition.metis.run import SLACK, MetisKind, MetisSettings, constraints, fill, metis, metis_memory
+from mggcn.partition.metis.run import SLACK, MetisKind, MetisSettings, constraints, fill, halved, metis, metis_memory
 from mggcn.partition.statistics import balance
 from tests.partition.cut.test_libra import KINDS, dense_of, graph_of
 
@@ -149,6 +149,33 @@ def test_splits_in_one_community_are_shared_out(parts: int) -> None:
         assert sum(per_part) == graph.splits[name].array().sum()
         assert balance(per_part) <= 1.051
     assert even.num_cut <= 1.15 * plain.num_cut
+
+
+@needs_pymetis
+@pytest.mark.parametrize("parts", [1, 3])
+def test_halves_of_halves_are_parts_too(parts: int) -> None:
+    """Fails if leaves leave their part, are uneven, or ranges of them cut much more than METIS's parts of as many."""
+    graph = planted(20_000, 3)
+    settings = MetisSettings(parts=parts, seed=6, kind="metis-balanced")
+    leaf = halved(graph, settings, 3)
+    assert np.array_equal(leaf >> 3, metis(graph, settings).owner)
+    for halvings in (1, 3):
+        found = edge_cut(graph, (leaf >> 3 - halvings).astype(np.uint16), parts << halvings).statistics
+        direct = metis(graph, replace(settings, parts=parts << halvings)).statistics
+        assert found.num_cut <= 1.15 * direct.num_cut
+        for per_part in (found.rows_per_part, found.nonzeros_per_part, found.train_per_part):
+            assert balance(per_part) <= 1.12
+
+
+@needs_pymetis
+@pytest.mark.parametrize("kind", KINDS)
+def test_leaves_of_small_graphs(kind: str) -> None:
+    """Fails if a leaf does not exist, or METIS is given what it cannot cut: no edge, less than a vertex for each leaf."""
+    graph = graph_of(dense_of(kind))
+    for parts, halvings in ((1, 1), (2, 2), (3, 9), (graph.num_vertices, 1), (graph.num_vertices + 1, 1)):
+        leaf = halved(graph, MetisSettings(parts=parts, seed=SEED), halvings)
+        assert leaf.shape == (graph.num_vertices,)
+        assert 0 <= leaf.min() <= leaf.max() < parts << halvings
 
 
 @needs_pymetis

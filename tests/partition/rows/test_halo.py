@@ -112,7 +112,7 @@ def test_rank_major_rows(order: str) -> None:
         owners = assign(37, ranks, order, 12)
         whole = concatenated_by_rank(owners)
         assert whole.counts == (37,)
-        assert whole.local.dtype == np.int32
+        assert whole.local_of(slice(None)).dtype == np.int32
         assert np.array_equal(whole.owned(0), np.concatenate([owners.owned(rank) for rank in range(ranks)]))
         ahead = concatenated_by_rank(owners, first=ranks - 1)
         others = [owners.owned(rank) for rank in range(ranks - 1)]
