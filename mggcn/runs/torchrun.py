@@ -256,9 +256,15 @@ def _problem(folder: Path, files: Mapping[str, str], patience_s: float) -> str:
         with contextlib.suppress(OSError):
             os.listdir(folder.parent)  # has a network file system ask again
         time.sleep(LOOK_S)
-    run = read_run(folder)[0].run
-    if run.strategy == "delayed" and run.delay_epochs and not os.access(folder, os.W_OK):
-        return (
-            f"may not write to the run folder {folder}, where each rank saves the messages that strategy delayed keeps"
-        )
+    if (what := _saved_by_each(read_run(folder)[0])) and not os.access(folder, os.W_OK):
+        return f"may not write to the run folder {folder}, where each rank saves {what}"
     return ""
+
+
+def _saved_by_each(config: Config) -> str:
+    """Say what every rank saves in the run folder, "" if rank 0 alone does."""
+    if config.run.strategy == "delayed" and config.run.delay_epochs:
+        return "the messages that strategy delayed keeps"
+    if config.reads_history:
+        return "the rows and messages that sample.halo history keeps"
+    return "its learned rows" if config.data.learned else ""

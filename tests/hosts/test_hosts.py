@@ -31,10 +31,11 @@ KINDS = {
     "batches": BATCHES,
     "shared-batches": [*BATCHES, "--set", "run.batches=cooperative"],
     "rows-of-owners": [*BATCHES, "--set", "sample.rows=owners"],
+    "history": [*BATCHES, "--set", "sample.halo=history"],
     "learned": [*BATCHES, "--set", "data.inputs=learned:8"],
     "first-full": [*BATCHES, "--set", "sample.first=full"],
 }
-SAVED_BY_EACH = ("delayed", "learned")
+SAVED_BY_EACH = ("delayed", "learned", "history")
 """Kinds of which every rank saves something of its own."""
 SIZES = [(3, kind) for kind in KINDS] + [(2, "halo"), (2, "batches")]
 TIMEOUT_S = 8
