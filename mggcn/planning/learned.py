@@ -52,8 +52,8 @@ def plan_learned(config: Config, shape: GraphShape, rows: int, stack: Stack | No
     of = BufferSpec("", rows, shape.num_features, dtype)
     # Those of the best validation score, and moments.
     moments = len(row_moments(config.train, batches=stack is not None))
-    # A checkpoint takes a copy of all that it saves, and another one of rows that are padded.
-    saved = (2 + moments) * (1 + (of.ld != of.cols)) * rows * of.cols * ITEM_BYTES[dtype]
+    # A checkpoint takes a copy of all that it saves: rows without their padding; safetensors before 0.6 copies them anyway.
+    saved = (2 + moments) * rows * of.cols * ITEM_BYTES[dtype]
     kept, passes = of.nbytes * (1 + moments) + saved, 3 + 2 * moments
     if stack is None:
         return LearnedPlan(nbytes=kept + of.nbytes, bytes_moved=passes * of.nbytes)

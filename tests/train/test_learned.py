@@ -181,10 +181,12 @@ def compare_gradients(name: str, ranks: int) -> None:
     expected = rows.grad.numpy()  # type: ignore[union-attr]
     got = rows_of([(r["ids"], r["gradient"]) for r in found], graph.num_vertices)
     assert np.abs(expected).max() > 1e-4
-    np.testing.assert_allclose(got, expected, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
     for key, parameter in p.items():
         wanted = np.zeros(parameter.shape) if parameter.grad is None else parameter.grad.numpy()
-        np.testing.assert_allclose(found[0]["grads"][key], wanted, atol=max(1e-10 * np.abs(wanted).max(), 1e-14))
+        np.testing.assert_allclose(
+            found[0]["grads"][key], wanted, rtol=0, atol=max(1e-10 * np.abs(wanted).max(), 1e-14)
+        )
 
 
 def epochs_of(count: int) -> Any:
@@ -234,7 +236,7 @@ def test_whole_graph_runs_move_all_rows_as_torch_does(name: str, ranks: int) -> 
     np.testing.assert_allclose(found[0][0], losses, rtol=1e-9)
     assert losses[-1] < 0.95 * losses[0]
     got = rows_of([one[1:3] for one in found], graph.num_vertices)
-    np.testing.assert_allclose(got, rows.detach().numpy(), atol=1e-9)
+    np.testing.assert_allclose(got, rows.detach().numpy(), rtol=0, atol=1e-9)
 
 
 # ---------------------------------------------------------------- rows of batches, given their gradients
@@ -303,7 +305,7 @@ def test_rows_move_as_sparse_optimisers_of_torch(ranks: int, optimizer: str, pre
             sum((rows(torch.from_numpy(ids)) * g).sum() for ids, g in of_ranks).backward()  # type: ignore[union-attr]
         stepper.step()
         read |= {int(v) for ids, _ in of_ranks for v in ids}
-    np.testing.assert_allclose(got, rows.weight.detach().double().numpy(), atol=TOLERANCES[precision])
+    np.testing.assert_allclose(got, rows.weight.detach().double().numpy(), rtol=0, atol=TOLERANCES[precision])
     unread = sorted(set(range(given.num_vertices)) - read)
     assert len(unread) == 5
     np.testing.assert_array_equal(got[unread], torch.from_numpy(start[unread]).to(given.dtype).double().numpy())
@@ -406,9 +408,12 @@ def test_thirty_steps_equal_one_torch_process(ranks: int, model: str, row_optimi
     means = np.array(losses).reshape(EPOCHS, 3).mean(1)
     np.testing.assert_allclose(found[0]["losses"], means, rtol=1e-11)
     got = rows_of([one["end"][0] for one in found], graph.num_vertices)
-    np.testing.assert_allclose(got, rows.numpy(), atol=1e-12)
+    # Attention has gradients that are zero but for rounding, which Adagrad divides by their root.
+    np.testing.assert_allclose(
+        got, rows.numpy(), rtol=0, atol=1e-10 if (model, row_optimizer) == ("gat", "adagrad") else 1e-12
+    )
     for name, weight in weights.items():
-        np.testing.assert_allclose(found[0]["end"][1][name].numpy(), weight.numpy(), atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(found[0]["end"][1][name].numpy(), weight.numpy(), rtol=0, atol=1e-11, err_msg=name)
 
 
 @pytest.mark.covering(1)
@@ -422,7 +427,7 @@ def test_thirty_steps_in_float32(ranks: int, row_optimizer: str) -> None:
     found = on_ranks(config, graph, trained_on_batches)
     _, rows, _ = by_torch(config, graph, found, torch.float32)
     got = rows_of([one["end"][0] for one in found], graph.num_vertices)
-    np.testing.assert_allclose(got, rows.double().numpy(), atol=1e-6)
+    np.testing.assert_allclose(got, rows.double().numpy(), rtol=0, atol=1e-6)
 
 
 def test_rows_that_no_step_reads_keep_their_bits() -> None:
@@ -457,7 +462,7 @@ def test_batches_that_ranks_share_train_the_same_rows(ranks: int, model: str) ->
     one, other = (on_ranks(config, graph, epochs_of(EPOCHS)) for config in (apart, shared))
     np.testing.assert_allclose(one[0][0], other[0][0], rtol=1e-9)
     both = [rows_of([rank[1:3] for rank in found], graph.num_vertices) for found in (one, other)]
-    np.testing.assert_allclose(*both, atol=1e-9)
+    np.testing.assert_allclose(*both, rtol=0, atol=1e-9)
 
 
 def test_any_number_of_ranks_trains_the_same_rows() -> None:
@@ -487,7 +492,7 @@ def test_all_neighbours_give_the_whole_graphs_gradient(ranks: int) -> None:
     total = np.zeros_like(expected)
     for ids, gradient in on_ranks(batches, graph, body):
         total[ids] += gradient
-    np.testing.assert_allclose(total, expected, atol=1e-10 * np.abs(expected).max())
+    np.testing.assert_allclose(total, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
 
 
 # ---------------------------------------------------------------- faults, plans and refusals
@@ -559,7 +564,7 @@ def test_plans_count_rows_moments_and_gradients() -> None:
     name, row = "learned rows, beside themselves", 64  # 7 columns of float64, padded
     everything = planned(whole("gcn", 1))
     assert everything.regions["features"] == graph.num_vertices * row
-    saved = 4 * 2 * graph.num_vertices * D * 8
+    saved = 4 * graph.num_vertices * D * 8
     assert everything.regions[name] == graph.num_vertices * row * 4 + saved  # best, two moments, gradient
     assert everything.input.aggregated == 0
     config = sampled(2, MODELS["gcn"])
@@ -569,7 +574,7 @@ def test_plans_count_rows_moments_and_gradients() -> None:
     assert batches.regions["batches on their way"] < gathering.regions["batches on their way"]
     assert batches.regions["features"] == batches.sizes.owned * row
     exact = planned(dataclasses.replace(whole("gcn", 1), train=dataclasses.replace(config.train, optimizer="sgd")))
-    assert everything.regions[name] - exact.regions[name] == 2 * graph.num_vertices * (row + 2 * D * 8)
+    assert everything.regions[name] - exact.regions[name] == 2 * graph.num_vertices * (row + D * 8)
 
 
 REFUSED: list[tuple[dict[str, dict[str, Any]], str]] = [
