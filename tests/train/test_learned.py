@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from mggcn.model.network import make_values
 from mggcn.model.values import Adjoint, Value
 from mggcn.partition.order import assign
 from mggcn.train.learned import LearnedRows, start_rows
+from mggcn.train.log import RunLog
 from tests.feed.test_blocks import MODELS, Twin, config_of, graph_of
 from tests.feed.test_sampled import sampled
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
@@ -471,6 +473,47 @@ def test_any_number_of_ranks_trains_the_same_rows() -> None:
     losses = [on_ranks(on_batches(p, "sage", "adam"), graph, epochs_of(EPOCHS))[0][0] for p in (1, 2, 3, 4)]
     for found in losses[1:]:
         np.testing.assert_allclose(found, losses[0], rtol=1e-9)
+
+
+class CrashError(Exception):
+    """What a test raises in the middle of an epoch."""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("row_optimizer", ["adam", "adagrad"])
+def test_a_run_goes_on_within_an_epoch(
+    row_optimizer: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a checkpoint within an epoch has rows, moments or a number of steps of another step."""
+    graph, config = without_features(graph_of()), on_batches(ranks, "sage", row_optimizer, checkpoint_minutes=1e-9)
+
+    def fit(folder: Path) -> list[Any]:
+        folder.mkdir(exist_ok=True)
+
+        def body(rank: Rank) -> Any:
+            assert rank.trainer.fit(RunLog(folder if rank.trainer.rank == 0 else None, True, EPOCHS), folder)
+            return own_rows(rank), rank.trainer.runtime.weights.state_dict(), rank.trainer.state()
+
+        return on_ranks(config, graph, body)
+
+    move = LearnedRows.move
+
+    def broken(self: LearnedRows, rate: float) -> None:
+        if int(self.steps) == 5:
+            raise CrashError
+        move(self, rate)
+
+    expected = fit(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(LearnedRows, "move", broken)
+        with pytest.raises(CrashError):
+            fit(tmp_path / "parts")
+    assert (tmp_path / "parts" / "checkpoints" / "latest").read_text().startswith("run-000-epoch-000001-step-000002")
+    for found, wanted in zip(fit(tmp_path / "parts"), expected, strict=True):
+        np.testing.assert_array_equal(found[0][1], wanted[0][1])
+        for one, other in ((found[1], wanted[1]), (found[2], wanted[2])):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
