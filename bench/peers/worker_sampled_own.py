@@ -30,13 +30,13 @@ def prepare(job: dict[str, Any]) -> Contender:
     from mggcn import native
 
     native.limit_spinning()
-    from mggcn.assemble.plan import plan_graph
+    from mggcn.assemble.plan import plan_graph, with_ahead
     from mggcn.config import from_tables
     from mggcn.graph.store import open_store
     from mggcn.train import runtime  # noqa: F401  (what a rank imports: the memory of a process before any data)
 
     imported, graph = held(), open_store(job["store"])
-    config = from_tables(tables(job))
+    config = with_ahead(from_tables(tables(job)))
     plan, owners = plan_graph(config, graph)
     made = own_rank if job["part"] == "own" else own_feed
     contender = made(job, config, graph, plan, owners)
