@@ -155,7 +155,7 @@ def trained(graph: Graph, config: Config) -> dict[str, Any]:
 def measure(what: str, name: str, args: Any) -> dict[str, Any]:
     """All runs of a graph: contenders alternate, so that what else the machine does meets all of them."""
     experiment = EXPERIMENTS[what]
-    labels = [label for label in experiment.runs if not args.runs or label in args.runs.split(",")]
+    labels = listed(args.runs, list(experiment.runs))
     runs: dict[str, list[dict[str, float]]] = {label: [] for label in labels}
     store = store_of(name, args)
     for seed in range(1, 1 + (args.seeds or experiment.graphs[name])):

@@ -37,7 +37,8 @@ DRAWN = 24
 COUNTED = ("inner", "read", "remote", "entries", "last", "served")
 """What is counted of drawn batches, as in ReadRows."""
 ENOUGH, STEADY = 8, 0.02
-"""Batches after which no more are drawn if the largest exceed their mean by no more than a share of STEADY in any hop."""
+"""Batches, and one of each rank, after which no more are drawn if the largest exceed their mean by no more than a share of
+STEADY in any hop."""
 COMPARED = 2
 """Steps that are drawn to tell how many more rows ranks would compute with batches of their own."""
 LITTLE_BYTES = 256 * MIB
@@ -82,7 +83,7 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
             own, left_out = links.of_seeds(config.train.seed, number, together, own)[0], links.left_out(together)
         found = _sizes(sampler.draw(slot, own, config.train.seed, number, left_out))
         most, sums, drawn = _larger(most, found), sums + found, number + 1
-        if drawn >= ENOUGH and (np.array(most) * drawn <= (1 + STEADY) * sums).all():
+        if drawn >= max(ENOUGH, run.ranks) and (np.array(most) * drawn <= (1 + STEADY) * sums).all():
             break
     stack = with_extents(bound, most, _least(config, shape, slots.draws))
     mean = tuple((int(sources), int(edges)) for sources, edges in np.rint(sums[::-1] / max(drawn, 1)))

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--leaves",
         type=whole,
         metavar="L",
-        help="relabel: METIS cuts every part into halves until there are L, so that other numbers of ranks find parts too",
+        help="relabel: METIS cuts parts into halves until there are L or more, for other numbers of ranks",
     )
     parser.add_argument("--force", action="store_true", help="make the cut even if there is one, and replace OUT")
     parser.add_argument("--list", action="store_true", help="print the cuts of the store, and make none")
@@ -112,6 +112,7 @@ def _relabel(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     from mggcn.partition.ranges import RELABELLED
 
     refuse_existing(a.relabel, a.force)
+    _check_memory(relabel_nbytes(graph), 0, 0, "relabelling")
     if a.leaves is None:
         cut = _KINDS[a.kind](graph, folder, a).cut
         owners = cut.owners if a.kind == "locality" else cut.assignment()
@@ -119,7 +120,7 @@ def _relabel(graph: Graph, folder: Path, a: argparse.Namespace) -> None:
     else:
         leaf, halvings = _leaves(graph, a)
         order, counts = np.argsort(leaf, kind="stable"), np.bincount(leaf >> halvings, minlength=a.parts)
-    _check_memory(relabel_nbytes(graph), 0, 0)
+        a.leaves = a.parts << halvings
     how = {"kind": a.kind, "parts": a.parts, "seed": a.seed, "leaves": a.leaves}
     bounds = [0, *np.cumsum(counts).tolist()]
     found = relabelled(graph, order)
@@ -206,7 +207,7 @@ def _locality(graph: Graph, folder: Path, a: argparse.Namespace) -> Stored[Any]:
 _KINDS: Final = {"libra": _libra, "metis": _metis, "metis-balanced": _metis, "stream": _stream, "locality": _locality}
 
 
-def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
+def _check_memory(regions: Mapping[str, int], least: int, most: int, what: str = "the cut") -> None:
     """Print the memory that a cut takes, METIS's between two estimates. Raises: PlanError if it cannot fit."""
     from mggcn.memory.units import free_bytes, human
 
@@ -216,9 +217,12 @@ def _check_memory(regions: Mapping[str, int], least: int, most: int) -> None:
     if most:
         need = f"{human(own + least)} to {need}"
         parts.append(f"METIS {human(least)} to {human(most)}, depending on how much the graph shrinks when it coarsens")
-    print(f"planned memory: {need} ({', '.join(parts)}), {human(free)} are free", flush=True)
+    print(
+        f"planned memory{'' if what == 'the cut' else f' of {what}'}: {need} ({', '.join(parts)}), {human(free)} are free",
+        flush=True,
+    )
     if own + least > free:
-        raise PlanError(f"the cut needs {need}, but {human(free)} are free; free memory or use a larger machine")
+        raise PlanError(f"{what} needs {need}, but {human(free)} are free; free memory or use a larger machine")
     if own + most > free:
         print("METIS may run out of memory", flush=True)
 

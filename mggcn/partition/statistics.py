@@ -14,6 +14,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from mggcn.graph.csr import CSR, Graph, Rows, rows_with_loops
+from mggcn.graph.layout import is_own
 from mggcn.graph.store import store_folder
 from mggcn.graph.store_write import LOOPS
 from mggcn.partition.order import Owners
@@ -123,7 +124,8 @@ def tile_statistics(graph: Graph, owners: Owners, *, self_loops: bool) -> TileSt
 def _num_loops(graph: Graph) -> int:
     """Return how many vertices have a self-loop, as the graph's store says, or counted in a sweep."""
     known = graph.meta.get(LOOPS)
-    if type(known) is int and 0 <= known <= graph.num_vertices and store_folder(graph) is not None:
+    sealed = is_own(graph.meta) and store_folder(graph) is not None
+    if sealed and type(known) is int and 0 <= known <= graph.num_vertices:
         return known
     return rows_with_loops(graph.adj_t)
 

@@ -239,7 +239,9 @@ def test_a_relabelled_store_is_the_same_graph(how: list[Any], tmp_path: Path) ->
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-10)
 
 
-def test_what_cannot_be_relabelled(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_relabelled(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fails if --relabel with a wrong setting gets through, cuts before it looks, or a store in its way is replaced."""
     out, cut = tmp_path / "out", ["--out", tmp_path / "cuts"]
     command = ("partition", store, "--parts", 2, "--relabel", out, *cut)
@@ -248,6 +250,12 @@ def test_what_cannot_be_relabelled(store: Path, tmp_path: Path, capsys: pytest.C
     assert "between the number of parts and 1,048,576, got 1" in refused(capsys, *command, "--leaves", 1)
     assert "add --relabel OUT" in refused(capsys, "partition", store, "--parts", 2, "--leaves", 8)
     assert "remove one of them" in refused(capsys, *command, "--list")
+    with monkeypatch.context() as patch:
+        patch.setattr(units, "free_bytes", lambda: 1000)
+        patch.setattr(cuts, "stream", lambda *_: 1 // 0)
+        patch.setattr(metis, "halved", lambda *_: 1 // 0)
+        for how in (["--kind", "stream"], ["--leaves", 8]):
+            assert "relabelling needs" in refused(capsys, *command, *how)
     out.mkdir()
     assert "exists already" in refused(capsys, *command, "--kind", "stream")
     assert not (tmp_path / "cuts").exists()

@@ -158,20 +158,20 @@ def test_a_gpu_is_not_filled_up_to_bounds(device: Literal["cpu", "cuda"], settin
 
 
 def test_batches_that_are_alike_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a plan draws on where batches are alike, or stops where they are not: half of the vertices have no edges."""
+    """Fails if a plan draws on where batches are alike, or stops where they are not, or before each rank had one."""
     n, of_rank = 400, Seeds.of_rank
-    some = np.zeros((n, n), np.float32)
-    some[::2, 1:40:2] = 1
-    for adj, most in ((np.zeros_like(some), stacks.ENOUGH), (some, stacks.DRAWN)):
+    some, none = np.zeros((n, n), np.float32), np.zeros((n, n), np.float32)
+    some[::2, 1:40:2] = 1  # half of the vertices have no edges
+    for adj, ranks, most in ((none, 1, stacks.ENOUGH), (none, 12, 12), (some, 1, stacks.DRAWN)):
         graph = make_graph(adj.T, num_features=7, num_classes=4, seed=4)
-        config, steps = sampled(1, MODELS["gcn"], (5, 5), batch=8, plan="run"), list[int]()
+        config, steps = sampled(ranks, MODELS["gcn"], (5, 5), batch=12, plan="run"), list[int]()
 
         def counted(seeds: Seeds, step: Any, rank: int, steps: list[int] = steps) -> Any:
             steps.append(rank)
             return of_rank(seeds, step, rank)
 
         monkeypatch.setattr(Seeds, "of_rank", counted)
-        stacks.stack_for(config, graph, graph_shape(graph, config), np.zeros(n, np.uint16))
+        stacks.stack_for(config, graph, graph_shape(graph, config), np.arange(n, dtype=np.uint16) % ranks)
         assert len(steps) == most
 
 

@@ -64,6 +64,8 @@ def test_a_store_says_its_self_loops(window: int, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(statistics_module, "rows_with_loops", lambda _: 1 // 0)
     assert tile_statistics(stored, whole_graph(6), self_loops=True).nnz.tolist() == [[entries]]
     others = [replace(stored, adj=typed.adj, adj_t=typed.adj_t), replace(stored, meta={**stored.meta, LOOPS: 7})]
+    foreign = {key: value for key, value in stored.meta.items() if key != "format_version"}
+    others.append(replace(stored, meta=foreign))
     for other in others:
         with pytest.raises(ZeroDivisionError):
             tile_statistics(other, whole_graph(6), self_loops=True)
