@@ -249,8 +249,14 @@ def cached_rows(graph: Graph, owner: Any, rank: int, count: int) -> npt.NDArray[
     """Return so many vertices of other ranks, ascending, that most have as an in-neighbour, of equal ones the first."""
     if not count:
         return np.zeros(0, np.int64)
-    others, reads = np.flatnonzero(owner != rank), np.diff(graph.adj.indptr.array())
-    return np.sort(others[np.argsort(-reads[others], kind="stable")[:count]])
+    reads = np.diff(graph.adj.read_pointers(0, graph.num_vertices + 1)).astype(np.int32)
+    reads[owner == rank] = -1
+    count = min(count, int(np.count_nonzero(reads >= 0)))
+    if not count:
+        return np.zeros(0, np.int64)
+    least = int(np.partition(reads, -count)[-count])
+    above = np.flatnonzero(reads > least)
+    return np.sort(np.concatenate([above, np.flatnonzero(reads == least)[: count - above.size]]))
 
 
 def draws_of_links(config: Config, graph: Graph) -> LinkDraws | None:

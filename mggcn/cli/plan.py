@@ -159,7 +159,7 @@ def _from_store(
 
 def _read_lines(config: Config, graph: Graph, plan: RunPlan, partition: Partition) -> list[str]:
     """Say which rows batches read of other ranks, counted on drawn ones; nothing on one rank, or without batches."""
-    if not config.sample.batch or config.run.ranks == 1:
+    if not config.sample.batch or config.run.ranks == 1 or config.reads_history:
         return []
     macros = (0,) if config.sample.macro == 1 else (0, config.sample.macro)
     rows = read_rows(config, graph, plan.shape, row_owners(partition).owner_of(slice(None)), macros)

@@ -28,9 +28,10 @@ def with_ranks(config: Config, ranks: int) -> Config:
             f"run.delay {run.delay} {why} its {run.ranks} ranks, so the run cannot continue on {ranks}; "
             "remove --ranks, or begin a new run with these weights: --start-from"
         )
-    if config.reads_history:
+    if config.sample.batch and config.sample.halo == "history":
         raise ConfigError(
-            f"sample.halo history keeps rows and messages of its {run.ranks} ranks, so the run cannot continue on {ranks}; "
+            f"sample.halo history keeps rows and messages by rank, and one rank has none, so the run of {run.ranks} cannot "
+            f"continue on {ranks}; "
             "remove --ranks, or begin a new run with these weights: --start-from"
         )
     transport = "auto" if run.transport in ("single", run.process_transport) else run.transport

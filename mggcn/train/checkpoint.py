@@ -143,11 +143,12 @@ def stage_state(folder: Path, rank: int, state: Tensors) -> None:
         raise RunError(f"rank {rank} could not save its state in {folder}: {error}; free space and resume") from error
 
 
-def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensors]) -> None:
+def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensors], ranks: int = 1) -> None:
     """Write a checkpoint beside the last one, then make it the latest and delete older ones.
 
-    parts: "weights", "best", "optimizer" (named tensors, empty ones are left out); the staged states of all ranks become
-    parts "rank-<r>". A full disk or a crash leaves the last checkpoint as it was. Raises: RunError if it fails.
+    parts: "weights", "best", "optimizer" (named tensors, empty ones are left out); the staged states of the run's ranks
+    become parts "rank-<r>", those that an attempt on more ranks has left do not. A full disk or a crash leaves the last
+    checkpoint as it was. Raises: RunError if it fails.
     """
     within = f"-step-{progress.step:06d}" if progress.step else ""
     name = _free_name(folder, f"run-{progress.run:03d}-epoch-{progress.epoch:06d}{within}")
@@ -159,7 +160,8 @@ def save_checkpoint(folder: Path, progress: Progress, parts: Mapping[str, Tensor
         filled = {key: tensors for key, tensors in parts.items() if tensors}
         for key, tensors in filled.items():
             save_tensors(tensors, temporary / f"{key}.safetensors")
-        staged = sorted((folder / STAGED).glob("rank-*.safetensors"))
+        staged = [folder / STAGED / f"rank-{rank}.safetensors" for rank in range(ranks)]
+        staged = [file for file in staged if file.exists()]
         for file in staged:
             file.rename(temporary / file.name)
         names = sorted([*filled, *(file.stem for file in staged)])

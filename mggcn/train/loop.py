@@ -242,7 +242,7 @@ class Loop:
             # The checkpoint names how many lines of history are its own: they must be on the disk before it is.
             log.flush()
             parts = engine.weights(best=progress.best is not None) | {"optimizer": engine.optimizer_state()}
-            save_checkpoint(folder / "checkpoints", progress, parts)
+            save_checkpoint(folder / "checkpoints", progress, parts, engine.size)
         engine.barrier()
 
     def _resume(self, folder: Path | None) -> None:

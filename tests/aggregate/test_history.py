@@ -347,6 +347,8 @@ def test_settings_of_a_cache_need_one() -> None:
         history(2, MODELS["gcn"], plan="run")
     with pytest.raises(ConfigError, match="cannot continue on 3"):
         with_ranks(history(2, MODELS["gcn"]), 3)
+    with pytest.raises(ConfigError, match="the run of 1 cannot continue on 2"):
+        with_ranks(history(1, MODELS["gcn"]), 2)
 
 
 def test_the_plan_says_what_is_approximate() -> None:

@@ -30,12 +30,13 @@ def progress_of(epoch: int) -> Progress:
 
 
 def test_what_is_saved_returns(tmp_path: Path) -> None:
-    """Fails if a figure, a tensor or its type is lost, or an older checkpoint is left or returned."""
+    """Fails if a figure, a tensor or its type is lost, an older checkpoint is left, or another run's state returned."""
     assert load_checkpoint(tmp_path / "none") is None
     for epoch in (3, 5):
         stage_state(tmp_path, 0, {})
         stage_state(tmp_path, 1, {"kept": torch.ones(2, 2).t()})
-        save_checkpoint(tmp_path, progress_of(epoch), parts_of(epoch))
+        stage_state(tmp_path, 2, {"kept": torch.ones(3)})  # left by an attempt on three ranks
+        save_checkpoint(tmp_path, progress_of(epoch), parts_of(epoch), ranks=2)
     found = load_checkpoint(tmp_path)
     assert found is not None
     progress, parts = found
@@ -73,7 +74,7 @@ def test_files_have_the_permissions_of_the_umask(tmp_path: Path, umask: int) -> 
     before = os.umask(umask)
     try:
         stage_state(tmp_path, 1, {"kept": torch.ones(2)})
-        save_checkpoint(tmp_path, progress_of(3), parts_of(1.0))
+        save_checkpoint(tmp_path, progress_of(3), parts_of(1.0), ranks=2)
     finally:
         os.umask(before)
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
