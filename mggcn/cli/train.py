@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,8 +20,8 @@ from mggcn.cli.answer import add_json
 from mggcn.cli.colour import painted
 from mggcn.cli.settings import add_settings, read_settings
 from mggcn.comm.failure import Interrupted
-from mggcn.comm.rank import all_here, torchrun_env
-from mggcn.config import Config, from_tables
+from mggcn.comm.rank import all_here, telling_ranks, torchrun_env
+from mggcn.config import Config, RunConfig, from_tables
 from mggcn.config.files import setting_name, with_settings
 from mggcn.config.values import setting
 from mggcn.errors import ConfigError, RunError, printable
@@ -207,17 +206,19 @@ def _start(arguments: argparse.Namespace) -> Mapping[str, Tensor] | None:
 
 def _under_torchrun(arguments: argparse.Namespace) -> int:
     """Train as one rank of torchrun; rank 0 prints."""
-    if arguments.resume is not None:
-        config, recorded = _resumed_here(arguments)
-        find: Callable[[], Path] = lambda: recorded  # noqa: E731  it stands for the other branch's
-    else:
-        config, find = read_settings(arguments), functools.partial(store_path, arguments.store, arguments.root)
+    with telling_ranks(RunConfig().timeout_s):  # the run's own is not known yet
+        if arguments.resume is not None:
+            config, recorded = _resumed_here(arguments)
+            find: Callable[[], Path] = lambda: recorded  # noqa: E731  it stands for the other branch's
+        else:
+            config, find = read_settings(arguments), functools.partial(store_path, arguments.store, arguments.root)
+        start = _start(arguments) if os.environ["RANK"] == "0" else None
     request = Request(
         config=config,
         store=find,
         out=arguments.out,
         resume=arguments.resume,
-        start=_start(arguments) if os.environ["RANK"] == "0" else None,
+        start=start,
         quiet=arguments.quiet,
     )
     code, result = train_under_torchrun(request)
@@ -228,13 +229,13 @@ def _under_torchrun(arguments: argparse.Namespace) -> int:
 
 
 def _resumed_here(arguments: argparse.Namespace) -> tuple[Config, Path]:
-    """Return `resumed` of a rank of torchrun. Raises: RunError that names the machine if there are several."""
+    """Return `resumed` of a rank of torchrun. Raises: RunError that says what several machines need."""
     try:
         return resumed(arguments)
     except RunError as error:
         if all_here(int(os.environ["WORLD_SIZE"])):
             raise
-        raise RunError(f"on {platform.node()}: {error}; every machine must see the run folder") from error
+        raise RunError(f"{error}; every machine must see the run folder") from error
 
 
 def _scores(line: str, kind: str) -> str:

@@ -216,10 +216,11 @@ class ControlStore:
         return f"rank {self.rank} lost {self._holder}: {_first_line(error)}"
 
 
-def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Store, ControlStore]:
+def meet(rank: int, size: int, init_method: str, timeout_s: float, problem: str = "") -> tuple[Store, ControlStore]:
     """Join the other ranks at `init_method` (file://, tcp:// or env://); the store is torch's own, for a process group.
 
-    Raises: CommError naming the ranks that did not come within `timeout_s`.
+    problem: why this rank comes only to say that it cannot begin.
+    Raises: CommError naming the ranks that did not come within `timeout_s`; alike on all ranks if one cannot begin.
     """
     host = os.environ.get("MASTER_ADDR", "") if init_method == "env://" else ""
     try:
@@ -229,7 +230,7 @@ def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Stor
             store = PrefixStore(prefix, root)
             return store if init_method.startswith("file:") else AnsweringStore(store, timeout_s)
 
-        token, words = agree(within("mggcn"), rank, size, timeout_s, host)
+        token, words = agree(within("mggcn"), rank, size, timeout_s, host, problem)
     except (RuntimeError, OSError, ValueError) as error:
         if out_of_memory(error):
             raise MemoryError(f"while the rank connected: {error}") from error
@@ -237,10 +238,18 @@ def meet(rank: int, size: int, init_method: str, timeout_s: float) -> tuple[Stor
         raise CommError(f"rank {rank} of {size} could not connect through {host or init_method}: {why}") from error
     peers = Peers(hosts=[one["host"] for one in words], addresses=[one["address"] for one in words], store=host)
     control = ControlStore(within(f"mggcn-{token}"), rank, size, timeout_s, peers)
+    if said := [
+        f"{peers.name([peer])} cannot begin: {one['problem']}" for peer, one in enumerate(words) if one["problem"]
+    ]:
+        with suppress(CommError):
+            control.leave()  # the process of rank 0 may hold the store, where the others still read this
+        raise CommError(said[0])
     return PrefixStore(f"gloo-{token}", root), control
 
 
-def agree(store: KeyStore, rank: int, size: int, timeout_s: float, host: str) -> tuple[str, list[dict[str, str]]]:
+def agree(
+    store: KeyStore, rank: int, size: int, timeout_s: float, host: str, problem: str = ""
+) -> tuple[str, list[dict[str, str]]]:
     """Return a token that these ranks alone have, and what each says of itself.
 
     A launcher that starts ranks again may give them the store of those before, with all of its keys. So a rank believes
@@ -248,7 +257,8 @@ def agree(store: KeyStore, rank: int, size: int, timeout_s: float, host: str) ->
     said itself, all take the token of that list.
     Raises: CommError naming the ranks that did not come.
     """
-    mine = {"id": uuid.uuid4().hex, "host": platform.node(), "address": address_towards(host) if host else ""}
+    address = address_towards(host) if host else ""
+    mine = {"id": uuid.uuid4().hex, "host": platform.node(), "address": address, "problem": problem}
     come = [f"come-{peer}" for peer in range(size)]
     store.set(come[rank], json.dumps(mine))
     missing, token, words = [0], "", list[dict[str, str]]()

@@ -5,11 +5,12 @@ No torch is imported here before a rank connects.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -61,6 +62,25 @@ def torchrun_main(timeout_s: float, body: Callable[[Communicator], None], transp
     rank, _, _ = _require_torchrun()
     die_with_parent(os.getppid())
     return _run(rank, None, lambda: connect_torchrun(timeout_s, transport), body)
+
+
+@contextlib.contextmanager
+def telling_ranks(timeout_s: float) -> Iterator[None]:
+    """Tell ranks of torchrun on several machines why this one fails before they meet: they would wait their time limit.
+
+    The error is raised again once the others have come, or after `timeout_s`.
+    """
+    try:
+        yield
+    except (MggcnError, OSError) as error:
+        found = torchrun_env()
+        if found is not None and not all_here(found[1]) and found[1] > 1:
+            from mggcn.comm.control_store import meet
+
+            die_with_parent(os.getppid())
+            with contextlib.suppress(CommError):  # that some did not come, or what this rank has said itself
+                meet(found[0], found[1], "env://", timeout_s, one_line(str(error)))
+        raise
 
 
 def ready_for_signals() -> None:
@@ -124,6 +144,12 @@ def torchrun_env() -> tuple[int, int, int] | None:
     given = {name: os.environ[name] for name in TORCHRUN if os.environ.get(name)}
     numbers: dict[str, str] = {name: given[name] for name in TORCHRUN[:3] if name in given}
     if len(given) == len(TORCHRUN):
+        here = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        if not here.isdecimal() or int(here) < 1:
+            raise ConfigError(
+                f"expected LOCAL_WORLD_SIZE to be how many ranks are on this machine, got {printable(here)!r}; start with "
+                "torchrun, or unset it"
+            )
         found = [int(text) if text.isdecimal() else -1 for text in numbers.values()]
         if min(found) < 0 or found[0] >= found[1]:
             raise ConfigError(

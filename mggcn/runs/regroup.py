@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from mggcn.assemble.plan import check_available, memory_limit, plan_graph, resolve, room_of
-from mggcn.comm.rank import ranks_here
+from mggcn.comm.rank import ranks_here, torchrun_env
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
@@ -22,17 +22,20 @@ def with_ranks(config: Config, ranks: int) -> Config:
     run = config.run
     if ranks == run.ranks:
         return config
+    as_before = (
+        f"start torchrun with {run.ranks} ranks, --nnodes and --nproc-per-node" if torchrun_env() else "remove --ranks"
+    )
     if run.strategy == "delayed" and run.delay != "0":
         why = "keeps messages in flight between" if run.delay_epochs else "leaves out the edges between"
         raise ConfigError(
             f"run.delay {run.delay} {why} its {run.ranks} ranks, so the run cannot continue on {ranks}; "
-            "remove --ranks, or begin a new run with these weights: --start-from"
+            f"{as_before}, or begin a new run with these weights: --start-from"
         )
     if config.sample.batch and config.sample.halo == "history":
         raise ConfigError(
             f"sample.halo history keeps rows and messages by rank, and one rank has none, so the run of {run.ranks} cannot "
             f"continue on {ranks}; "
-            "remove --ranks, or begin a new run with these weights: --start-from"
+            f"{as_before}, or begin a new run with these weights: --start-from"
         )
     transport = "auto" if run.transport in ("single", run.process_transport) else run.transport
     return dataclasses.replace(config, run=dataclasses.replace(run, ranks=ranks, transport=transport))

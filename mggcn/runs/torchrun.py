@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mggcn.assemble.plan import bind_process, check_available
-from mggcn.comm.rank import torchrun_env, torchrun_main
+from mggcn.comm.rank import all_here, telling_ranks, torchrun_env, torchrun_main
 from mggcn.config import Config
+from mggcn.config.files import to_tables
+from mggcn.config.values import setting
 from mggcn.errors import ConfigError, MggcnError, RunError, StoreError, printable
 from mggcn.files import read_bytes
 from mggcn.graph.csr import Graph
@@ -28,11 +30,13 @@ from mggcn.graph.store import open_store
 from mggcn.memory.device import DEVICES
 from mggcn.runs.began import differing_parts
 from mggcn.runs.folder import (
+    MACHINE,
     discarded_if_refused,
     is_run,
     naming_checkpoint,
     read_run,
     reopen,
+    require_graph,
     saved_text,
 )
 from mggcn.runs.occupied import occupied
@@ -54,6 +58,12 @@ SEEN: Final = ("config.toml", "plan.json", "job.json", "checkpoints/latest")
 """Files by which a machine knows a run folder."""
 LAUNCHERS: Final = "launchers"
 """Field of job.json: the processes that started the ranks which were last at work."""
+ASKED: Final = "asked"
+"""Field of job.json: the settings that the command named, by name, apart from those in ELSEWHERE."""
+ELSEWHERE: Final = frozenset({"run.ranks", "run.transport", *(setting("run", name) for name in MACHINE)})
+"""Settings that a run may have otherwise when torchrun starts its ranks again."""
+SHOWN: Final = 4
+"""Settings that a refusal names."""
 Said = Mapping[str, Any]
 """What a rank says of itself: its host and launcher, and the path and digests of its store, or the problem with it."""
 
@@ -75,7 +85,8 @@ def train_under_torchrun(request: Request) -> tuple[int, dict[str, Any] | None]:
     """Train as one rank of torchrun. Returns its exit code, and the result on rank 0.
 
     Ranks that torchrun has started again go on from the last checkpoint in `out`, however many they are now.
-    Raises: ConfigError, BackendError before the ranks meet; later errors end the process, on all ranks.
+    Raises: ConfigError, BackendError before the ranks meet, of which those on other machines hear; later errors end the
+    process, on all ranks.
     """
     found = torchrun_env()
     if found is None:
@@ -83,10 +94,11 @@ def train_under_torchrun(request: Request) -> tuple[int, dict[str, Any] | None]:
             "torchrun's environment is missing; start with torchrun --nproc-per-node P -m mggcn train ..."
         )
     rank, size, _ = found
-    config = _with_size(request, size)
-    check_available(config)
-    if not DEVICES[config.run.device].is_host:  # ranks on CPUs under torchrun: the launcher decides where they run
-        bind_process(config, rank)
+    with telling_ranks(request.config.run.timeout_s):
+        config = _with_size(request, size)
+        check_available(config)
+        if not DEVICES[config.run.device].is_host:  # ranks on CPUs under torchrun: the launcher decides where they run
+            bind_process(config, rank)
     started = time.perf_counter()
     # Before the ranks meet, after which they wait for each other: a data set may have to be downloaded.
     opened = _open(request.store)
@@ -116,10 +128,12 @@ def _with_size(request: Request, size: int) -> Config:
         raise ConfigError(f"--ranks {run.ranks} differs from torchrun's {size} processes; leave --ranks out")
     if run.transport in ("single", "threads"):
         raise ConfigError(f"under torchrun run.transport must be auto, gloo or nccl, got {run.transport}")
-    if new and request.out is None and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    # A machine that joins has the ranks started again, which --max-restarts does not count.
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" or not all_here(size)
+    if new and request.out is None and "TORCHELASTIC_RUN_ID" in os.environ and restarts:
         raise ConfigError(
-            "torchrun may start these ranks again (--max-restarts), and without a folder to go on from they would begin "
-            "anew; name one: --out DIR"
+            "torchrun may start these ranks again (--max-restarts, or a machine that joins), and without a folder to go on "
+            "from they would begin anew; name one: --out DIR"
         )
     return _on_processes(config if new else with_ranks(config, size), size)
 
@@ -129,16 +143,18 @@ def _on_processes(config: Config, size: int) -> Config:
     return dataclasses.replace(config, run=run)
 
 
-def _open(find: Callable[[], Path]) -> tuple[Path, Graph] | MggcnError:
+def _open(find: Callable[[], Path]) -> tuple[Path, Graph] | MggcnError | OSError:
     """Return the store of this machine, or the error that all ranks are to hear of."""
     try:
         store = find()
         return store, open_store(store)
-    except MggcnError as error:
+    except (MggcnError, OSError) as error:
         return error
 
 
-def _same_graph(comm: Communicator, opened: tuple[Path, Graph] | MggcnError) -> tuple[Path, Graph, list[Said]]:
+def _same_graph(
+    comm: Communicator, opened: tuple[Path, Graph] | MggcnError | OSError
+) -> tuple[Path, Graph, list[Said]]:
     """Return this machine's store and graph, and what every rank said of itself. Collective.
 
     Raises: StoreError, alike on all ranks, if a machine lacks the store or has that of another graph.
@@ -146,13 +162,13 @@ def _same_graph(comm: Communicator, opened: tuple[Path, Graph] | MggcnError) -> 
     from mggcn.comm.gather import gather_texts  # loads torch
 
     said: dict[str, Any] = {"host": platform.node(), "launcher": _launcher()}
-    if isinstance(opened, MggcnError):
+    if isinstance(opened, MggcnError | OSError):
         said["problem"] = str(opened)
     else:
         said |= {"store": str(opened[0].resolve()), "graph": graph_digests(opened[1])}
     everyone: list[Said] = [json.loads(text) for text in gather_texts(comm, json.dumps(said))]
     refuse_other_graphs(everyone)
-    if isinstance(opened, MggcnError):  # refused, as every problem
+    if isinstance(opened, MggcnError | OSError):  # refused, as every problem
         raise opened
     return *opened, everyone
 
@@ -173,9 +189,11 @@ def refuse_other_graphs(everyone: Sequence[Said]) -> None:
 
 
 def _launcher() -> str:
-    """Return what no other process that starts ranks has, on any machine: torchrun stays, ranks come and go."""
+    """Return what no other torchrun has, on any machine: it stays, its ranks come and go. "": no torchrun."""
+    if not (run_id := os.environ.get("TORCHELASTIC_RUN_ID")):
+        return ""
     parent = os.getppid()
-    return f"{platform.node()} {boot_id()} {parent} {started_at(parent)}"
+    return f"{platform.node()} {boot_id()} {parent} {started_at(parent)} {run_id}"
 
 
 def _begin(
@@ -194,7 +212,9 @@ def _begin(
     folder, planned = request.resume or request.out, None
     if folder is not None and (request.resume is not None or started_by(folder, launchers)):
         held.enter_context(occupied(folder))
+        require_graph(folder, graph)
         if request.resume is None:
+            refuse_other_settings(folder, request.config)
             size = config.run.ranks
             config = _on_processes(with_ranks(read_run(folder)[0], size), size)
             if not request.quiet:
@@ -208,14 +228,33 @@ def _begin(
         held.enter_context(discarded_if_refused(folder))
         if not request.quiet:
             announce(planned.plan, store, planned.reason)
-    write_json(folder / "job.json", read_record(folder / "job.json") | {LAUNCHERS: launchers})
+    asked = {LAUNCHERS: launchers, ASKED: settings_asked(request.config)}
+    write_json(folder / "job.json", read_record(folder / "job.json") | asked)
     return folder, planned
 
 
 def started_by(folder: Path, launchers: Sequence[str]) -> bool:
     """Return whether a folder is that of a run whose ranks one of these launchers has started before."""
     known = read_record(folder / "job.json").get(LAUNCHERS) if is_run(folder) else None
-    return isinstance(known, list) and any(one in known for one in launchers)
+    return isinstance(known, list) and any(one and one in known for one in launchers)
+
+
+def settings_asked(config: Config) -> dict[str, Any]:
+    """Return the settings of a command, by name, that are the same whenever torchrun starts its ranks again."""
+    named = {f"{table}.{key}": value for table, keys in to_tables(config).items() for key, value in keys.items()}
+    return {name: value for name, value in named.items() if name not in ELSEWHERE}
+
+
+def refuse_other_settings(folder: Path, config: Config) -> None:
+    """Refuse a command that is not the one that began the run of a folder: another run. Raises: ConfigError."""
+    before, now = read_record(folder / "job.json").get(ASKED), settings_asked(config)
+    before = before if isinstance(before, dict) else {}
+    if differ := [name for name, value in now.items() if name not in before or before[name] != value]:
+        more = f" and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
+        raise ConfigError(
+            f"the run in {folder} began with other settings, {', '.join(differ[:SHOWN])}{more}; name another folder for a "
+            f"new run, or continue that one: --resume {folder}"
+        )
 
 
 def _seen_folder(comm: Communicator, folder: Path | None, everyone: Sequence[Said], timeout_s: float) -> Path:

@@ -14,7 +14,7 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @pytest.fixture
 def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, *COUNTS):
+    for name in (*NAMES, "LOCAL_WORLD_SIZE", *COUNTS):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -66,6 +66,11 @@ def test_torchrun_env(values: dict[str, str], found: object, monkeypatch: pytest
         ),
         (WHOLE | {"RANK": "8"}, r"expected RANK in 0 \.\. WORLD_SIZE - 1 .* got RANK=8, WORLD_SIZE=8"),
         (WHOLE | {"WORLD_SIZE": "two"}, r"got RANK=3, WORLD_SIZE=two"),
+        (
+            WHOLE | {"LOCAL_WORLD_SIZE": "two"},
+            r"expected LOCAL_WORLD_SIZE to be how many ranks .*, got 'two'; start with",
+        ),
+        (WHOLE | {"LOCAL_WORLD_SIZE": "0"}, r"got '0'; start with torchrun"),
         ({"SLURM_STEP_NUM_TASKS": "4"}, r"a launcher started 4 processes \(SLURM_STEP_NUM_TASKS=4\)"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, r"OMPI_COMM_WORLD_SIZE=2"),
         ({"PMI_SIZE": "16"}, r"unset PMI_SIZE if that is meant"),

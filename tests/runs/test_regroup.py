@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import mggcn
+from mggcn.config import from_tables
 from mggcn.errors import ConfigError
 from mggcn.runs.folder import read_run
-from mggcn.runs.regroup import regrouped
+from mggcn.runs.regroup import regrouped, with_ranks
 from tests.cli.runs import refused, result, run_main
 
 SETTINGS = ["--threads", 1, "--seed", 9177, "--set", "model.dropout=0.4", "--set", "model.hidden=6", "--quiet"]
@@ -66,6 +67,20 @@ def test_state_that_belongs_to_its_ranks_is_refused(
     assert "run.ranks" in refused(capsys, "train", "--resume", folder, "--ranks", 0, "--epochs", 5)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert run_main("train", "--resume", folder, "--ranks", 2, "--epochs", 5, "--quiet") == 0
+
+
+@pytest.mark.parametrize("kept", [{"strategy": "delayed", "delay": "1"}, {}])
+def test_under_torchrun_the_advice_is_torchruns(kept: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if who has lost a machine is told to remove --ranks, which torchrun's ranks do not have."""
+    sample = {} if "delay" in kept else {"batch": 64, "fanout": [3, 3, 3], "halo": "history"}
+    config = from_tables({"run": {"ranks": 2, **kept}, "sample": sample})
+    with pytest.raises(ConfigError, match=r"cannot continue on 1; remove --ranks, or begin a new run"):
+        with_ranks(config, 1)
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "a"}
+    for name, value in (torchrun | {"MASTER_PORT": "1"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"start torchrun with 2 ranks, --nnodes and --nproc-per-node, or begin"):
+        with_ranks(config, 1)
 
 
 def test_ranks_that_do_not_fit_leave_the_run_as_it_is(
