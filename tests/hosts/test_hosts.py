@@ -78,6 +78,7 @@ def all_cases(root: Path) -> list[dict[str, Any]]:
         {"name": "other-store", "size": 2, "words": other},
         {"name": "no-store", "size": 2, "words": missing},
         {"name": "hidden-folder", "size": 2, "words": train(root / "hidden" / "run", *quick)},
+        {"name": "no-run", "size": 2, "words": ["train", "--resume", str(root / "hidden" / "begun")]},
         {"name": "cut", "size": 3, "words": train(root / "runs" / "cut", *quick, epochs=10**8)},
     ]
     return [case | {"port": 29600 + place} for place, case in enumerate(cases)]
@@ -93,6 +94,8 @@ def furnish(root: Path, hosts: Hosts) -> None:
     shutil.copytree(store, root / "missing-store-0")
     for name in ("runs", "runs-of-a", "hidden", "empty"):
         (root / name).mkdir()
+    begun = root / "hidden" / "begun"
+    assert run_main("train", store, *SETTINGS, "--epochs", 1, "--ranks", 2, "--out", begun) == 0
     for number, (name, host) in enumerate(hosts.hosts.items()):
         with contextlib.suppress(subprocess.CalledProcessError):  # a kernel or system that shapes no traffic
             host.run("tc", "qdisc", "add", "dev", "eth0", "root", *"tbf rate 20mbit burst 32kb latency 400ms".split())
@@ -179,6 +182,15 @@ def test_what_one_host_lacks_is_refused_on_all(ran: Ran, name: str, words: str) 
         assert re.search(rf"^mggcn: rank {rank}: {words}", line), line
     left = {"other-store": "runs/other", "no-store": "runs/missing", "hidden-folder": "hidden/run"}
     assert not (ran.folder / left.get(name, "runs-of-a/refused")).exists()
+
+
+def test_a_host_that_cannot_begin_tells_the_others(ran: Ran) -> None:
+    """Fails if a rank waits its time limit for one on a machine where the run folder is not to be seen."""
+    assert [ran.code("no-run", rank) for rank in range(2)] == [1, 2]
+    said = f"there is no run folder {ran.folder / 'hidden' / 'begun'};"
+    assert ran.err("no-run", 0).startswith(f"mggcn: rank 0: rank 1 on b cannot begin: {said}"), ran.err("no-run", 0)
+    assert ran.err("no-run", 1).startswith(f"mggcn: {said}")
+    assert [ran.err("no-run", rank).count("\n") for rank in range(2)] == [1, 1]
 
 
 def test_gloo_listens_on_the_network_of_the_run_alone(ran: Ran) -> None:
