@@ -161,15 +161,22 @@ class ControlStore:
                 self.failure = self._store.get("aborted").decode()
             elif self._store.check([f"roll-{number}"]):
                 self._store.set(f"present-{number}-{self.rank}", "")
+            elif self._store.check(["roll"]):  # of ranks in another call
+                self._store.set(f"alive-{self.rank}", "")
         except RuntimeError as error:
             self.failure = self.failure or self._lost(error)
 
     def suspects(self, number: int) -> str:
-        """Call the roll after a time-out and say whom the ranks in call `number` wait for. Takes up to ROLL_CALL_S."""
+        """Call the roll after a time-out and say whom the ranks in call `number` wait for: those that do not answer at all,
+        or else those in other calls. Takes up to ROLL_CALL_S.
+        """
         try:
             self._store.set(f"roll-{number}", "")
+            self._store.set("roll", "")
+            self._store.set(f"alive-{self.rank}", "")  # for another that calls the roll of its own call now
             self._store.set(f"present-{number}-{self.rank}", "")
             missing = await_keys(self._store, [f"present-{number}-{rank}" for rank in range(self.size)], ROLL_CALL_S)
+            missing = [rank for rank in missing if not self._store.check([f"alive-{rank}"])] or missing
         except RuntimeError as error:
             return f"and lost {self._holder} ({_first_line(error)})"
         return f"for {self.peers.name(missing)}" if missing else "with all other ranks"
