@@ -139,7 +139,7 @@ def sampled_feed(
         sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
         norm=norm,
         share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
-        remote=remote_rows(config, graph, stack, owners, rank) if config.reads_history else None,
+        remote=remote_rows(config, graph, stack, owners, owner, rank) if config.reads_history else None,
         pack=pack,
     )
     links = draws_of_links(config, graph)
@@ -168,10 +168,13 @@ def relays_of(
     return Relays(macros, rows, sampler, seeds, slots, sample.ahead, config.train.epochs * seeds.num_steps)
 
 
-def remote_rows(config: Config, graph: Graph, stack: Stack, owners: Owners, rank: int) -> RemoteRows:
-    """Return what finds the rows of a batch that other ranks own. Cost: a sweep over the edges, of a directed graph two."""
+def remote_rows(config: Config, graph: Graph, stack: Stack, owners: Owners, owner: Any, rank: int) -> RemoteRows:
+    """Return what finds the rows of a batch that other ranks own, as the array `owner` says.
+
+    Cost: a sweep over the edges, of a directed graph two.
+    """
     ids, indptr = halo_ids(graph, owners, rank), graph.adj_t.indptr.array()
-    return RemoteRows(ids, owners.owner_of(slice(None)), rank, indptr, stack.blocks, config.sample.history_rows)
+    return RemoteRows(ids, owner, rank, indptr, stack.blocks, config.sample.history_rows)
 
 
 def packed(layout: PaddedLayout, backend: KernelBackend, labels: ReadLabels | None) -> PackedBatch:

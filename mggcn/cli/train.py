@@ -209,7 +209,7 @@ def _under_torchrun(arguments: argparse.Namespace) -> int:
     with telling_ranks(RunConfig().timeout_s):  # the run's own is not known yet
         if arguments.resume is not None:
             config, recorded = _resumed_here(arguments)
-            find: Callable[[], Path] = lambda: recorded  # noqa: E731  it stands for the other branch's
+            find = functools.partial(Path, recorded)
         else:
             config, find = read_settings(arguments), functools.partial(store_path, arguments.store, arguments.root)
         start = _start(arguments) if os.environ["RANK"] == "0" else None

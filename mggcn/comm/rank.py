@@ -169,7 +169,7 @@ def torchrun_env() -> tuple[int, int, int] | None:
         if size.isdecimal() and int(size) > 1 and not numbers:
             raise ConfigError(
                 f"a launcher started {size} processes ({name}={size}), and each would train alone; start one process for "
-                f"each machine, torchrun, which starts the ranks (docs/install.md), or unset {name} if that is meant"
+                f"each machine, torchrun, which starts the ranks (docs/machines.md), or unset {name} if that is meant"
             )
     return None
 

@@ -49,7 +49,7 @@ class SampleConfig:
     """How many rows and edges a batch is planned to have at most. bound: what fan-outs allow; run: what some batches of the
     first epochs have, and 5 % more: a step that has more is then cut into halves, whose gradients are added; auto: bound
     where it takes little memory (beside a GPU, where it sends at most 1 MiB), or a batch norm or weights block would see
-    the halves, or rows are learned, else run."""
+    the halves, rows are learned, or halo is history, else run."""
     rows: Literal["mapped", "owners"] = "mapped"
     """Where ranks read the features of their batches. mapped: each maps all of the store's; owners: each reads those of
     the vertices that it owns, and asks the owners for the others, as on machines that hold a part each. Same batches, same

@@ -185,12 +185,13 @@ class LearnedRows:
     def _by_owner(self, ids: npt.NDArray[np.int64]) -> _Batch:
         """Tell the owners of a batch's rows which these are. Collective."""
         comm, record = self._comm, self._backend.record
-        owner, local = self._owners.owner_of(ids), self._owners.local_of(ids)
+        local = self._owners.local_of(ids)
         if comm.size == 1:
             own, none = torch.from_numpy(local), torch.zeros(0, dtype=torch.int32)
             return _Batch(
                 size=ids.size, rows=own, places=none, places_there=none, counts=[0], asked=none, asked_counts=[0]
             )
+        owner = self._owners.owner_of(ids)
         mine = owner == comm.rank
         places = np.flatnonzero(mine).astype(np.int32)
         there = np.flatnonzero(~mine)

@@ -44,7 +44,7 @@ class Cache:
         line = self.line_of(vertex)
         if line is None:
             return None
-        _, row, came = self.lines[line]  # type: ignore[misc]
+        _, row, came = self.lines[line]  # type: ignore[misc]  # a line that was found is filled
         return row if step - came <= life else None
 
 
@@ -87,7 +87,7 @@ class Algorithm2:
             p = {name: w.clone().requires_grad_() for name, w in self.p.items()}
             with torch.enable_grad():
                 loss = self.loss(p, step)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's
             rate = self.config.train.lr
             self.p = {name: w.detach() - rate * w.grad for name, w in p.items() if w.grad is not None}
             losses.append(float(loss.detach()))
@@ -103,7 +103,8 @@ class Algorithm2:
             filled = self.exchanged(step, layer, block, before)
             x = [self.after(p, layer, x[q], *filled[q], batches[q], block) for q in self.ranks]
             x = x if last else [torch.relu(of) for of in x]
-        labels, total = self.graph.labels.read(0, self.graph.num_vertices), torch.zeros((), dtype=torch.float64)  # type: ignore[union-attr]
+        labels = self.graph.labels.read(0, self.graph.num_vertices)  # type: ignore[union-attr]  # it has some
+        total = torch.zeros((), dtype=torch.float64)
         for batch, z in zip(batches, x, strict=True):
             wanted = torch.from_numpy(labels[batch.rows[self.stack.seeds]].astype(np.int64))
             total = total + torch.nn.functional.cross_entropy(z, wanted, reduction="sum") / batch.seeds.size

@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def history(ranks: int, model: dict[str, Any], products: str = "auto", **sample: Any) -> Config:
     config = config_of(ranks, model, optimizer="sgd", lr=0.2)
-    run = dataclasses.replace(config.run, products=products)  # type: ignore[arg-type]
+    run = dataclasses.replace(config.run, products=products)  # type: ignore[arg-type]  # any text
     train = dataclasses.replace(config.train, epochs=EPOCHS)
     settings: dict[str, Any] = {"batch": 14, "fanout": (3, 2), "halo": "history", "ahead": 0} | sample
     return dataclasses.replace(config, run=run, train=train, sample=SampleConfig(**settings))

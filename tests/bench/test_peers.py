@@ -119,7 +119,7 @@ def test_ids_at_random_are_those_of_the_same_graph(store: Path, tmp_path: Path) 
     other = open_store(tmp_path / "other")
     assert other.ids is None
     assert other.num_edges == graph.num_edges
-    assert not np.array_equal(other.labels.array(), graph.labels.array())  # type: ignore[union-attr]
+    assert not np.array_equal(other.labels.array(), graph.labels.array())  # type: ignore[union-attr]  # both have some
     assert sorted(np.diff(other.adj.indptr.array())) == sorted(np.diff(graph.adj.indptr.array()))
 
 

@@ -152,13 +152,13 @@ def test_peers_are_named_with_their_machines() -> None:
 def test_ranks_do_not_meet_those_of_an_attempt_before(late: int) -> None:
     """Fails if what an earlier attempt left in a store is taken for a rank of this one, whichever rank comes last."""
     store = dist.HashStore()
-    before = in_threads(3, lambda rank: agree(store, rank, 3, 5.0, ""))  # type: ignore[arg-type]
+    before = in_threads(3, lambda rank: agree(store, rank, 3, 5.0, ""))  # type: ignore[arg-type]  # torch's stubs
     assert len({token for token, _ in before}) == 1
 
     def again(rank: int) -> tuple[str, float]:
         time.sleep(0.3 * (rank == late))
         came = time.monotonic()
-        return agree(store, rank, 3, 5.0, "")[0], came  # type: ignore[arg-type]
+        return agree(store, rank, 3, 5.0, "")[0], came  # type: ignore[arg-type]  # torch's stubs
 
     began = time.monotonic()
     found = in_threads(3, again)
@@ -166,4 +166,4 @@ def test_ranks_do_not_meet_those_of_an_attempt_before(late: int) -> None:
     assert found[0][0] != before[0][0]
     assert time.monotonic() - began >= 0.3
     with pytest.raises(CommError, match=r"^rank 0 waited 0\.2 s for ranks 1, 2 to start$"):
-        agree(store, 0, 3, 0.2, "")  # type: ignore[arg-type]
+        agree(store, 0, 3, 0.2, "")  # type: ignore[arg-type]  # torch's stubs

@@ -79,7 +79,7 @@ def test_predictions_read_the_best_rows(store: Path, graph: Graph, tmp_path: Pat
     assert run_main("train", store, *FP64, *more, *ranks(2), "--epochs", 8, "--out", run) == 0
     assert run_main("predict", run) == 0
     scores = np.load(run / "scores.npy")
-    labels, best = graph.labels.array(), result(run)["best"]  # type: ignore[union-attr]
+    labels, best = graph.labels.array(), result(run)["best"]  # type: ignore[union-attr]  # it has some
     for split in ("train", "val", "test"):
         mask = graph.splits[split].array()[0]
         assert (scores[mask].argmax(1) == labels[mask]).mean() == pytest.approx(best[split])
@@ -135,7 +135,7 @@ def test_a_trainer_learns_rows(graph: Graph, number: int, batches: dict[str, Any
     assert state["embedding.weight"].shape == (200, D)
     scores = trainer.predict()
     mask = graph.splits["test"].array()[0]
-    labels = graph.labels.array()  # type: ignore[union-attr]
+    labels = graph.labels.array()  # type: ignore[union-attr]  # it has some
     assert (scores[mask].argmax(1) == labels[mask]).mean() == pytest.approx(trainer.evaluate("test"))
     np.testing.assert_allclose(trainer.predict(vertices=[5, 90]), scores[[5, 90]], atol=1e-10)
     np.testing.assert_allclose(trainer.scores_of(state), scores, atol=1e-12)

@@ -178,9 +178,9 @@ def compare_gradients(name: str, ranks: int) -> None:
         stack = DenseStack(graph_of(), config.model, p, {}, training=True)
         stack.x = rows
         loss = dense_loss(graph, config.train, stack.logits())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
     assert found[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-12)
-    expected = rows.grad.numpy()  # type: ignore[union-attr]
+    expected = rows.grad.numpy()  # type: ignore[union-attr]  # after backward
     got = rows_of([(r["ids"], r["gradient"]) for r in found], graph.num_vertices)
     assert np.abs(expected).max() > 1e-4
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
@@ -232,7 +232,7 @@ def test_whole_graph_runs_move_all_rows_as_torch_does(name: str, ranks: int) -> 
             stack = DenseStack(graph_of(), config.model, p, {}, training=True)
             stack.x = rows
             loss = dense_loss(graph, config.train, stack.logits())
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
         optimizer.step()
         losses.append(float(loss.detach()))
     np.testing.assert_allclose(found[0][0], losses, rtol=1e-9)
@@ -304,7 +304,7 @@ def test_rows_move_as_sparse_optimisers_of_torch(ranks: int, optimizer: str, pre
         stepper.zero_grad()
         with torch.enable_grad():
             of_ranks = [given.of(step, rank) for rank in range(ranks)]
-            sum((rows(torch.from_numpy(ids)) * g).sum() for ids, g in of_ranks).backward()  # type: ignore[union-attr]
+            sum((rows(torch.from_numpy(ids)) * g).sum() for ids, g in of_ranks).backward()  # type: ignore[union-attr]  # a sum of some
         stepper.step()
         read |= {int(v) for ids, _ in of_ranks for v in ids}
     np.testing.assert_allclose(got, rows.weight.detach().double().numpy(), rtol=0, atol=TOLERANCES[precision])
@@ -371,7 +371,7 @@ def by_torch(config: Config, graph: Graph, found: list[dict[str, Any]], dtype: t
     p = {name: w.to(dtype).clone().requires_grad_() for name, w in found[0]["start"][1].items()}
     sparse = torch.optim.SparseAdam if train.row_optimizer == "adam" else torch.optim.Adagrad
     steppers = [sparse(rows.parameters(), lr=train.lr), torch.optim.Adam(p.values(), lr=train.lr)]  # type: ignore[operator]
-    labels, losses = graph.labels.array().astype(np.int64), list[float]()  # type: ignore[union-attr]
+    labels, losses = graph.labels.array().astype(np.int64), list[float]()  # type: ignore[union-attr]  # it has some
     for step in range(len(found[0]["batches"])):
         for stepper in steppers:
             stepper.zero_grad()
@@ -383,7 +383,7 @@ def by_torch(config: Config, graph: Graph, found: list[dict[str, Any]], dtype: t
                 z = TwinOfRows(graph_of(), config, batch, p, stack.blocks, x).logits()
                 wanted = torch.from_numpy(labels[batch.rows[stack.seeds]])
                 loss = loss + torch.nn.functional.cross_entropy(z, wanted, reduction="sum") / batch.seeds.size
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
         for stepper in steppers:
             stepper.step()
         losses.append(float(loss.detach()))
@@ -447,7 +447,7 @@ def test_rows_that_no_step_reads_keep_their_bits() -> None:
 
 def first_step(rank: Rank) -> dict[str, Any]:
     batch = next(rank.feed.epoch(rank.trainer._seed, 0))
-    read = batch.rows[rank.feed.stack.blocks[0].sources].copy()  # type: ignore[union-attr]
+    read = batch.rows[rank.feed.stack.blocks[0].sources].copy()  # type: ignore[union-attr]  # of batches
     before = own_rows(rank)
     rank.trainer._epoch.start(rank.trainer._seed, 0)
     rank.trainer.advance(0, 1)
@@ -529,7 +529,7 @@ def test_all_neighbours_give_the_whole_graphs_gradient(ranks: int) -> None:
         rank.trainer.gradients(EPOCH)
         runtime = rank.trainer.runtime
         assert runtime.learned is not None
-        ids = runtime.inputs.rows[rank.feed.stack.blocks[0].sources].ids.numpy()  # type: ignore[union-attr]
+        ids = runtime.inputs.rows[rank.feed.stack.blocks[0].sources].ids.numpy()  # type: ignore[union-attr]  # of batches
         return ids, runtime.learned.gradient[: ids.size].numpy().copy()
 
     total = np.zeros_like(expected)

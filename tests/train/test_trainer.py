@@ -227,7 +227,7 @@ def test_the_clock_is_one_for_all_ranks(tmp_path: Path, monkeypatch: pytest.Monk
 
     saved: list[int] = []
     monkeypatch.setattr(loop.time, "perf_counter", clock)
-    monkeypatch.setattr(loop, "save_checkpoint", lambda folder, progress, parts: saved.append(progress.epoch))
+    monkeypatch.setattr(loop, "save_checkpoint", lambda folder, progress, parts, ranks: saved.append(progress.epoch))
     config = config_of(3, {"epochs": 11, "checkpoint_minutes": 0.2})
     # An epoch is told to have taken two looks of 2 s on average, one epoch later: 12 s have passed after 4 epochs.
     on_ranks(config, small("random"), lambda rank: rank.trainer.fit(RunLog(None, True, 11), tmp_path))

@@ -6,6 +6,8 @@ V rows of this rank, E entries of the whole matrix.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,9 @@ from mggcn.partition.order import Owners
 from mggcn.partition.rows.tiles import Tile, check_tile_nnz
 from mggcn.partition.rows.typed import typed_tiles
 from mggcn.partition.sweep import sweep
+
+Ids = npt.NDArray[np.int64]
+Columns = npt.NDArray[np.int32]
 
 
 def cut_tile(
@@ -80,7 +85,7 @@ def _cut(
     return Tile(indptr, indices, values)
 
 
-def _own_entries(matrix: CSR, edge_part: Rows, held: Owners, rank: int):  # type: ignore[no-untyped-def]
+def _own_entries(matrix: CSR, edge_part: Rows, held: Owners, rank: int) -> Iterator[tuple[Ids, Columns, Any]]:
     """Yield (row, column, value or None) of the part's entries, in local ids, some at a time. Raises: StoreError."""
     done = 0
     for chunk in sweep(matrix):
