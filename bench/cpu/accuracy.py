@@ -61,6 +61,8 @@ class Experiment:
     """Settings where a graph has no recipe."""
     own: dict[str, Tables] = field(default_factory=dict)
     """Further settings of contenders."""
+    longer: dict[str, int] = field(default_factory=dict)
+    """How many times the epochs of batches a graph gets that has fewer batches in one."""
     divided: bool = False
     """Whether each seed divides the vertices anew, 60 % for training and 20 % for validation."""
 
@@ -109,14 +111,15 @@ EXPERIMENTS = {
         },
     ),
     "sizes": Experiment(
-        {"community 0.1 M": 3, "community 0.6 M": 2, "community 2.4 M": 1},
+        {"community 0.1 M": 5, "community 0.6 M": 5, "community 2.4 M": 1},
         {"whole graph": {}, "batches": {}, "LABOR batches": {}},
         {"model": SAGE_MEAN | {"hidden": [64, 64]}},
         {
-            "whole graph": {"train": {"lr": 0.01, "epochs": 60}},
-            "batches": {"train": {"lr": 0.003, "epochs": 6}, "sample": SAMPLE_LARGE},
-            "LABOR batches": {"train": {"lr": 0.003, "epochs": 6}, "sample": SAMPLE_LARGE | {"draw": "labor-one"}},
+            "whole graph": {"train": {"lr": 0.01, "epochs": 100}},
+            "batches": {"train": {"lr": 0.003, "epochs": 5}, "sample": SAMPLE_LARGE},
+            "LABOR batches": {"train": {"lr": 0.003, "epochs": 5}, "sample": SAMPLE_LARGE | {"draw": "labor-one"}},
         },
+        longer={"community 0.1 M": 8, "community 0.6 M": 2},
     ),
 }
 STRATEGIES, WIDE = ("broadcast", "halo", "slice", "delayed"), [128, 128]
@@ -129,6 +132,8 @@ def config_of(what: str, graph: str, label: str, train: dict[str, Any], threads:
     recipe = graph in KIPF and what != "delayed"
     base = from_toml(ROOT / "recipes" / f"{KIPF[graph][0]}.toml") if recipe else from_tables(experiment.tables)
     base = from_tables(experiment.own.get(label, {}), base)
+    if base.sample.batch and "epochs" not in train:
+        train = train | {"epochs": base.train.epochs * experiment.longer.get(graph, 1)}
     return from_tables({"train": train, "run": {"threads": threads} | experiment.runs[label]}, base)
 
 
