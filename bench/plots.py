@@ -62,7 +62,7 @@ def _draw_bars(plot: Json, path: Path) -> Path:
     axes.invert_yaxis()
     axes.axvline(1.0, color=MUTED, linewidth=0.8)
     axes.set_xlim(min(values) / 1.5, max(values) * 1.5)
-    _plain_numbers(axes.xaxis)
+    plain_numbers(axes.xaxis)
     return _finish(figure, axes, plot, path)
 
 
@@ -75,7 +75,7 @@ def _draw_lines(plot: Json, path: Path) -> Path:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
-        _plain_numbers(axis)
+        plain_numbers(axis)
     axes.set_ylabel(drawable(plot["quantity"], 60), fontsize=9, parse_math=False)
     return _finish(figure, axes, plot | {"quantity": plot["abscissa"]}, path)
 
@@ -91,7 +91,7 @@ def _finish(figure: Any, axes: Any, plot: Json, path: Path) -> Path:
     return save(figure, path)
 
 
-def _plain_numbers(axis: Any) -> None:
+def plain_numbers(axis: Any) -> None:
     """Label a logarithmic axis at 1, 2 and 5, without powers of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
 

@@ -1,22 +1,59 @@
-"""The picture of speed and memory in the README: python -m bench.readme_figure REPORT.json PICTURE.png.
+"""The pictures of the README: python -m bench.readme_figure REPORT.json [REPORT.json ...] PICTURE.png.
 
-Draws the ratios that bench's comparison of epochs with DGL and PyG keeps in the .json file of its report, mggcn's being 1.
+Of bench's comparison of epochs with DGL and PyG, ratios of time and memory, mggcn's being 1; of reports of accuracy, the
+training seconds until a score is reached, over the whole graph and on batches.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench.plots import read_plots
+from bench.cpu.accuracy import TIMED, until_reached
+from bench.plots import plain_numbers, read_plots
+from mggcn.files import read_json
 from mggcn.report.figure import GRID, INK, PALETTE, new_figure, save, tidy
 
 SERIES = {"mggcn": "mggcn", "DGL": "DGL", "PyG's fastest way": "PyG, the fastest of its ways"}
+WAYS = ("whole graph", "batches")
 TITLES = ("time of a training epoch, mggcn = 1", "peak memory of the process, mggcn = 1")
 
 
-def draw(report: Path, picture: Path) -> Path:
+def draw(reports: list[Path], picture: Path) -> Path:
+    """Draw the picture that these reports have the numbers of."""
+    records = [read_json(report) for report in reports]
+    found = [one for record in records for what in TIMED for one in record.get(what, [])]
+    return draw_seconds(found, picture) if found else draw_ratios(reports[0], picture)
+
+
+def draw_seconds(found: list[dict[str, Any]], picture: Path) -> Path:
+    """Draw a line for each graph: the median seconds over seeds of both ways; none where most seeds never got there."""
+    figure = new_figure(8.0, 1.3 + 0.5 * len(found))
+    axes = figure.subplots()
+    for number, way in enumerate(WAYS):
+        times = [statistics.median(until_reached(one)[1][way]) for one in found]
+        at = [line for line, seconds in enumerate(times) if math.isfinite(seconds)]
+        places = [line + (number - 0.5) * 0.38 for line in at]
+        bars = axes.barh(places, [times[line] for line in at], 0.36, color=PALETTE[number], label=way)
+        axes.bar_label(bars, fmt=lambda s: f"{s:.2g} s" if s < 10 else f"{s:.0f} s", fontsize=8, padding=2, color=INK)
+    axes.set_xscale("log")
+    axes.set_xlim(left=0.1)
+    plain_numbers(axes.xaxis)
+    axes.set_yticks(range(len(found)), [one["graph"] for one in found])
+    axes.invert_yaxis()
+    axes.set_title("training time until validation is within a point of the best", fontsize=10, loc="left", color=INK)
+    axes.set_xlabel("seconds", fontsize=9)
+    axes.grid(True, axis="x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    tidy(axes)
+    figure.legend(fontsize=9, frameon=False, ncols=2, loc="outside lower center")
+    return save(figure, picture)
+
+
+def draw_ratios(report: Path, picture: Path) -> Path:
     """Draw both plots side by side, a group of bars for each graph and network."""
     plots = read_plots(report)
     figure = new_figure(10.0, 4.6)
@@ -45,4 +82,5 @@ def _draw_bars(axes: Any, plot: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    print(draw(Path(sys.argv[1]), Path(sys.argv[2])))
+    *given, drawn = map(Path, sys.argv[1:])
+    print(draw(given, drawn))

@@ -204,16 +204,32 @@ def rows_of(found: dict[str, Any]) -> list[list[Any]]:
     return rows
 
 
+def until_reached(found: dict[str, Any]) -> tuple[float, dict[str, list[float]]]:
+    """Return the score a point below the best mean of validation, and the training seconds of each run until it has it.
+
+    Seconds are by contender, a number for each seed: inf for one that never has.
+    """
+    wanted = max(map(best_of, found["runs"].values())) - 0.01
+    return wanted, {
+        label: [next((s for s, v in run["curve"] if v >= wanted), math.inf) for run in runs]
+        for label, runs in found["runs"].items()
+    }
+
+
+def best_of(runs: list[dict[str, Any]]) -> float:
+    """The best validation score of a run, on average."""
+    return statistics.fmean(max(v for _, v in run["curve"]) for run in runs)
+
+
 def reached(found: dict[str, Any]) -> list[list[Any]]:
     """A row for each contender: training seconds until validation is within a point of the best mean, median over seeds."""
-    best = {k: statistics.fmean(max(v for _, v in run["curve"]) for run in runs) for k, runs in found["runs"].items()}
-    wanted, rows = max(best.values()) - 0.01, []
-    for label, runs in found["runs"].items():
-        times = [next((s for s, v in run["curve"] if v >= wanted), math.inf) for run in runs]
-        never = sum(map(math.isinf, times))
-        middle = statistics.median(times)
+    rows, (wanted, seconds) = [], until_reached(found)
+    for label, times in seconds.items():
+        middle, best = statistics.median(times), best_of(found["runs"][label])
         shown = "never" if math.isinf(middle) else f"{middle:.2f}"
-        rows.append([found["graph"], label, f"{100 * best[label]:.2f}", f"{100 * wanted:.2f}", shown, never])
+        rows.append(
+            [found["graph"], label, f"{100 * best:.2f}", f"{100 * wanted:.2f}", shown, sum(map(math.isinf, times))]
+        )
     return rows
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import contest
+from bench import contest, readme_figure
 from bench.cpu import accuracy, ceilings, epochs, strategies, variants, ways
 from bench.peers import epochs as peers_epochs
 from bench.peers import products
@@ -210,6 +211,19 @@ def test_the_choice_is_held_to_the_best_way() -> None:
     assert [line.split(": ")[1][:4] for line in ways.goals(found).splitlines()] == ["1.20", "1.44"]
     assert ways.goals(found).count("MISSED") == 2
     assert ways.goals(found[:1]).count("(met") == 2
+
+
+def test_seconds_until_a_score_is_reached(tmp_path: Path) -> None:
+    """A contender reaches what lies a point below the best mean, or never; the picture is drawn all the same."""
+    slow = [{"curve": [[1.0, 0.5], [2.0, 0.895], [3.0, 0.9]]}, {"curve": [[1.0, 0.5], [2.0, 0.5], [3.0, 0.9]]}]
+    never = [{"curve": [[1.0, 0.7], [2.0, 0.88]]}]
+    found = {"graph": "some", "runs": {"whole graph": slow, "batches": never}}
+    wanted, seconds = accuracy.until_reached(found)
+    assert wanted == pytest.approx(0.89)
+    assert seconds == {"whole graph": [2.0, 3.0], "batches": [math.inf]}
+    assert [row[-2:] for row in accuracy.reached(found)] == [["2.50", 0], ["never", 1]]
+    (tmp_path / "report.json").write_text(json.dumps({"sizes": [found]}))
+    assert readme_figure.draw([tmp_path / "report.json"], tmp_path / "picture.png").stat().st_size
 
 
 def test_accuracy_is_compared_seed_by_seed() -> None:
