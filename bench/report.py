@@ -41,10 +41,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def parse(doc: str | None, *names: str, arguments: Sequence[str] | None = None, **own: dict[str, Any]) -> Any:
-    """Parse the command line: `names` are shared options, `own` those of one benchmark."""
+    """Parse the command line: `names` are shared options, `own` those of one benchmark; "positional": it has no flag."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, how in {**own, **{name: OPTIONS[name] for name in (*names, "out")}}.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", **how)
+        positional = how.get("positional", False)
+        words = {key: value for key, value in how.items() if key != "positional"}
+        parser.add_argument(name if positional else f"--{name.replace('_', '-')}", **words)
     return parser.parse_args(arguments)
 
 
@@ -178,8 +180,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
 
 
-def write_report(what: str, title: str, body: str, record: dict[str, Any], out: Path | None) -> None:
-    """Write <what>_<hardware>_<date>.md and .json to `out` (default: bench/results) and print the former."""
+def write_report(what: str, title: str, body: str, record: dict[str, Any], out: Path | None) -> Path:
+    """Write <what>_<hardware>_<date>.md and .json to `out` (default: bench/results), print the former; return the .json."""
     folder = out or RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     around = record["surroundings"]
@@ -198,6 +200,7 @@ def write_report(what: str, title: str, body: str, record: dict[str, Any], out: 
     path.with_suffix(".md").write_text(head + body)
     print(head + body)
     print(f"written: {path}.md and .json")
+    return path.with_suffix(".json")
 
 
 def _caches(around: dict[str, Any]) -> str:

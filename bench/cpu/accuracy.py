@@ -5,7 +5,7 @@ precisions  fp32, mixed and bf16, with the bytes that two ranks send
 delayed     DistGNN's delays on four ranks (its table 5), against one rank
 batches     the whole graph beside sampled batches, each with its own learning rate; seconds until a score is reached
 sizes       the same on generated graphs of 0.1, 0.6 and 2.4 million vertices
-history     batches of four ranks whose rows of other ranks come from a cache (DistGNN-MB), beside exact ones
+history     batches of four ranks whose rows of other ranks come from a cache (DistGNN-MB), beside exact ones, or is none
 """
 
 from __future__ import annotations
@@ -99,7 +99,12 @@ EXPERIMENTS = {
     ),
     "history": Experiment(
         dict.fromkeys(("coauthor_cs", "amazon_computers", "facebook_pages", "dblp"), 5),
-        {"exact": SAMPLED, "history": SAMPLED, "history METIS": {**SAMPLED, "order": "metis-balanced"}},
+        {
+            "exact": SAMPLED,
+            "history": SAMPLED,
+            "history METIS": {**SAMPLED, "order": "metis-balanced"},
+            "dropped": SAMPLED,
+        },
         {
             "model": SAGE_MEAN | {"hidden": [128]},
             "train": {"lr": 0.003, "epochs": 30},
@@ -108,6 +113,7 @@ EXPERIMENTS = {
             "exact": {"sample": SAMPLE},
             "history": {"sample": SAMPLE | {"halo": "history"}},
             "history METIS": {"sample": SAMPLE | {"halo": "history"}},
+            "dropped": {"sample": SAMPLE | {"halo": "history", "history_lines": 1, "history_rows": 1}},
         },
     ),
     "sizes": Experiment(

@@ -5,12 +5,10 @@ delays   DistGNN's delays at P = 1, 2, 4: seconds, memory, bytes sent (its figur
 lag      cd-0 and cd-5 on a network on which every message takes a while
 sweep    `mggcn sweep` over 12 settings of Cora beside 12 times `mggcn train`, one after the other, in turn
 relays   rows of batches from their owners on a network on which every message takes a while
-rows     rows of other ranks that drawn batches read under each order (DistDGL, figure 10; BatchGNN, eq. 2 and 3)
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import random
@@ -252,95 +250,7 @@ def sweep(args: Any) -> tuple[str, Any]:
     return f"Cora. The sweep takes {share:.2f} of the separate runs ({verdict}, goal 0.5).\n\n{table(head, rows)}", runs
 
 
-ORDERS = ("random", "stream", "metis", "metis-balanced")
-STEPS, FEW = 48, 0.05
-"""Steps of an epoch with which a batch of 4,096 cuts products' training vertices, and the share of the communities that has
-all training vertices of the papers-like graph."""
-
-
-def in_few_communities(store: Path) -> Path:
-    """Return the store of the same graph whose training vertices are those of a few communities; made once."""
-    import numpy as np
-
-    from mggcn.graph.csr import ArrayRows
-    from mggcn.graph.store import open_store
-    from mggcn.graph.store_write import write_store
-
-    found = store.with_name(f"{store.name}-few")
-    if not found.exists():
-        graph = open_store(store)
-        assert graph.labels is not None
-        chosen = np.random.default_rng(SEED).permutation(graph.num_classes)[: max(2, round(FEW * graph.num_classes))]
-        train = np.isin(graph.labels.array(), chosen)
-        splits = {name: ArrayRows(rows.array() & ~train) for name, rows in graph.splits.items() if name != "train"}
-        write_store(dataclasses.replace(graph, splits={"train": ArrayRows(train[None]), **splits}), found)
-    return found
-
-
-def drawn_rows(graph: Any, order: str, sample: dict[str, Any]) -> Any:
-    """Draw an epoch on four ranks whose vertices an order shares out; return its ReadRows. sample: settings of [sample]."""
-    from mggcn.assemble.plan import partition_graph, resolve
-    from mggcn.assemble.stack import read_rows
-    from mggcn.config import from_tables
-    from mggcn.partition.rows.partition import row_owners
-    from mggcn.planning.shape import graph_shape
-
-    run = {"ranks": 4, "transport": "threads", "order": order}
-    tables = {
-        "model": {"kind": "sage", "aggregator": "mean", "hidden": [256, 256]},
-        "sample": {"fanout": [15, 10, 5]} | sample,
-        "run": run,
-    }
-    config = resolve(from_tables(tables), graph)
-    owner = row_owners(partition_graph(config, graph)).owner_of(slice(None))
-    return read_rows(config, graph, graph_shape(graph, config), owner, (8, 0), most=2**31)
-
-
-def remote_rows(args: Any) -> tuple[str, Any]:
-    """Rows of other ranks that batches of an epoch read, by order: DistDGL's figure 10, BatchGNN's table 5.
-
-    No model is trained: batches are drawn, and their rows and edges counted.
-    """
-    from mggcn.graph.splits import training_rows
-    from mggcn.graph.store import open_store
-    from mggcn.planning.batch_rows import balance
-
-    made = store_of(args.drawn, args)
-    whole = store_of("arxiv-like", args, vertices=1 / args.scale, edges=1 / args.scale)
-    cases: list[tuple[str, Path, dict[str, Any], tuple[str, ...]]] = [
-        ("products-like", made, {"deal": "ranges"}, ORDERS),
-        ("papers-like", in_few_communities(made), {"deal": "ranges"}, ORDERS),
-        ("arxiv-like", whole, {"draw": "replace", "batch": 4096}, ("random",)),
-    ]
-    rows, runs = [], []
-    for name, store, sample, orders in cases:
-        graph = open_store(store)
-        training = training_rows(graph, "main", 0)
-        assert training is not None
-        sample = {"batch": max(4, round(training.sum() / STEPS))} | sample
-        for order in orders:
-            found = drawn_rows(graph, order, sample)
-            even = {what: balance(getattr(found, what)) for what in ("read", "entries", "remote", "served")}
-            fetched = {size: found.num_fetched(size) for size in sorted(found.fetched)}
-            means = [float(found.read.mean()), float(found.remote.mean())]
-            runs.append({"graph": name, "order": order, "steps": found.steps, "rows": means, **sample})
-            runs[-1] |= {"balance": even, "fetched": fetched, "bound": found.bound}
-            counts = [*fetched.values()]
-            few, most = counts[0], counts[-1]
-            cells = [*(f"{of:,.0f}" for of in means), *(f"{of:.3f}" for of in even.values()), f"{few:,}"]
-            cells += [f"{fetched.get(8, most):,}", f"{most:,}", f"{few / max(most, 1):.1f}", f"{found.bound:,}"]
-            rows.append([name, order, found.steps, *cells])
-    head = ["graph", "order", "steps", "rows read", "of other ranks", "balance of rows", "of edges", "of others' rows"]
-    head += ["of rows sent", "eq. 2", "eq. 3, 8 steps", "eq. 3, all", "eq. 2 over all", "(P - 1) N"]
-    text = (
-        f"{args.drawn} at {args.scale:g}, P = 4, fan-outs 15,10,5. A rank's mean batch; balance: the largest rank over the "
-        "mean, added up over steps; rows of an epoch that all ranks fetch for each batch, for 8 together, and for all. "
-        "arxiv-like has the settings of BatchGNN's table 5, which for arxiv has 3.9 M (DGL, batch by batch) and 0.5 M (all)"
-    )
-    return f"{text}.\n\n{table(head, rows)}", runs
-
-
-PARTS = {"threads": threads, "delays": delays, "lag": lag, "sweep": sweep, "rows": remote_rows, "relays": relays}
+PARTS = {"threads": threads, "delays": delays, "lag": lag, "sweep": sweep, "relays": relays}
 
 
 def options(arguments: list[str] | None = None) -> Any:
@@ -348,7 +258,6 @@ def options(arguments: list[str] | None = None) -> Any:
         "parts": {"default": ",".join(PARTS)},
         "lag": {"type": float, "default": 0.2, "help": "seconds that a message takes"},
         "lagging": {"default": "amazon_computers", "help": "the graph of that part"},
-        "drawn": {"default": "products-like, 8 % train", "help": "the graph whose batches are drawn"},
     }
     return parse(__doc__, "scale", "rounds", "data", "cache", arguments=arguments, **own)
 
