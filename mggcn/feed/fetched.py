@@ -1,8 +1,7 @@
 """Features of any vertices on a rank that reads its own alone: those of others are asked of their owners, and kept.
 
-Ids go to the owners and rows come back, in three uneven exchanges of all ranks: counts, ids, rows. N vertices, P ranks, K
-rows that are fetched, D features. Source: DistDGL's feature store (Zheng et al., IA3 2020), without servers: ranks ask
-together, because all take every step.
+Ids go to the owners (comm/requests.py), and rows come back: three uneven exchanges of all ranks. N vertices, P ranks,
+K rows that are fetched, D features.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from mggcn.backend.cpu.memory import allocate
 from mggcn.blocks.macrobatch import COUNTS, FetchPlan
 from mggcn.comm.base import Communicator, Event
+from mggcn.comm.requests import finished, request_rows
 from mggcn.feed.gather import GatheredRows
 from mggcn.memory.arena import BufferSpec
 
@@ -58,8 +58,7 @@ class OwnerRows:
         self.whose: npt.NDArray[np.uint8] = np.full(plan.num_vertices, REMOTE, np.uint8)
         """Of each vertex: OWN, CACHED or REMOTE."""
         self.whose[owner == comm.rank] = OWN
-        for event in self._exchange(cached, 0, np.zeros(COUNTS, np.int64)):
-            event.wait()
+        finished(self._exchange(cached, 0, np.zeros(COUNTS, np.int64)))
         self.whose[cached] = CACHED
 
     def relay(self, slot: int, ids: Ids, counts: Counts) -> Relay:
@@ -72,21 +71,13 @@ class OwnerRows:
 
     def _exchange(self, ids: Ids, first: int, counts: Counts) -> Relay:
         """Ask the owners for the rows of vertices, which come to `first` and behind it."""
-        ranks, comm = self._comm.size, self._comm
-        owners = self._owner[ids]
-        ids = ids[np.argsort(owners, kind="stable")]
-        asked = np.bincount(owners, minlength=ranks)
-        told, heard = (torch.zeros(ranks, 1 + COUNTS, dtype=torch.int64) for _ in range(2))
-        told[:, 0], told[:, 1:] = torch.from_numpy(asked), torch.from_numpy(counts)
-        yield comm.all_to_all(heard, told, [1] * ranks, [1] * ranks)
-        wanted, given = asked.tolist(), heard[:, 0].tolist()
-        theirs = torch.empty(sum(given), dtype=torch.int32)
-        yield comm.all_to_all(theirs, torch.from_numpy(ids.astype(np.int32)), given, wanted)
-        rows = self._own.gather(theirs.numpy().astype(np.int64))
-        yield comm.all_to_all(self._rows[first : first + ids.size], rows, wanted, given)
+        asked = yield from request_rows(self._comm, self._owner[ids], ids.astype(np.int32), tuple(counts.tolist()))
+        ids = ids[asked.order]
+        rows = self._own.gather(asked.rows.numpy().astype(np.int64))
+        yield self._comm.all_to_all(self._rows[first : first + ids.size], rows, asked.wanted, asked.given)
         # Behind the rows: a thread that gathers meanwhile finds a vertex at its old place or its new one.
         self._place[ids] = np.arange(first, first + ids.size, dtype=np.int32)
-        found: Counts = heard[:, 1:].sum(0).numpy()
+        found: Counts = asked.told.sum(0).numpy()
         return found
 
     def gather(self, ids: Ids, out: Tensor) -> Tensor:

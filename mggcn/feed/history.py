@@ -18,8 +18,8 @@ from mggcn.feed.seeds import Step
 from mggcn.graph.philox import philox
 from mggcn.partition.rows.halo import HaloIds
 
-STREAM: Final = 0xF0000000
-"""First counter of the draws of pushed rows, of the first block: negatives of links have those below."""
+STREAM: Final = 0xD0000000
+"""First counter of the draws of pushed rows, of the first block (graph/philox.py has the streams)."""
 Vector = npt.NDArray[Any]
 
 

@@ -22,7 +22,7 @@ from mggcn.graph.philox import draw_below
 from mggcn.partition.order import part_sizes
 
 STREAM: Final = 0xC0000000
-"""First counter of negatives: the sampler's draws begin at 2^31, fixed negatives at 0xE0000000 (graph/links.py)."""
+"""First counter of negatives (graph/philox.py has the streams)."""
 Ids = npt.NDArray[np.int64]
 
 

@@ -20,7 +20,7 @@ from mggcn.graph.philox import draw_below
 NEGATIVES = 20
 """Negatives of a link that is scored: of 10,000 links they take 0.8 MB, and their scores a pass over 40,000 rows."""
 STREAM = 0xE0000000
-"""First counter of fixed negatives; those of training have others (feed/pairs.py)."""
+"""First counter of fixed negatives (graph/philox.py has the streams)."""
 TRIES = 16
 """Draws of a negative before it is chosen from all that are left: 2^-16 are if a vertex has edges to half of all."""
 DRAWN_AT_ONCE = 1 << 20

@@ -1,6 +1,9 @@
 """Numbers drawn by name on the host: Philox4x32-10, as cpu/philox.h has it (Salmon et al., SC'11).
 
-A draw depends on its key and counter alone, so that neither ranks, threads nor the order of draws change it.
+A draw depends on its key and counter alone, so that neither ranks, threads nor the order of draws change it. Streams
+are told apart by the first number of a counter: dropout and the sampler have those below 0xC0000000, behind which begin
+negatives of training links (feed/pairs.py), at 0xD0000000 pushed rows (feed/history.py), at 0xE0000000 fixed negatives
+(graph/links.py), and at 0xF0000000 starts of learned rows (train/learned.py).
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ def draw_below(
 ) -> npt.NDArray[np.int64]:
     """Return `count` uniform whole numbers in [0, bound) for each item, (n, count): draw j of item e has a name of its own.
 
-    Counter: (stream + j // 2, e low, e high, salt), so streams must lie apart; dropout and the sampler have those below
-    0xC0000000. bound: at most 2^31, one for all or (n,). Numbers are the high part of 64 random bits times bound.
+    Counter: (stream + j // 2, e low, e high, salt), of which streams are apart. bound: at most 2^31, one for all or (n,).
+    Numbers are the high part of 64 random bits times bound.
     """
     blocks, drawn = -(-count // 2), np.empty((items.size, count), np.int64)
     bounds = np.broadcast_to(np.asarray(bound, np.uint64), items.shape)

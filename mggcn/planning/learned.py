@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mggcn.blocks.block import Stack
+from mggcn.blocks.macrobatch import ID_BYTES
 from mggcn.config import Config, TrainConfig
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import STORAGE
@@ -67,7 +68,7 @@ def plan_learned(config: Config, shape: GraphShape, rows: int, stack: Stack | No
     asked = (ranks - 1) * min(rows, sources)
     summed = min(rows, asked + sources)
     kept += (sources + asked) * (row + ROW_BYTES) + summed * row
-    sent = 8 * (ranks - 1) + sources * (8 + 2 * row)
+    sent = 8 * (ranks - 1) + sources * (ID_BYTES + 2 * row)
     return LearnedPlan(nbytes=kept, bytes_moved=moved, messages=4, bytes_sent=sent)
 
 
@@ -81,7 +82,7 @@ def learned_lines(config: Config, shape: GraphShape, planned: LearnedPlan | None
     lines = ["", f"{how}; a step moves those that it reads, by {config.train.row_optimizer}"]
     if planned.messages:
         lines.append(
-            f"  for each row of another rank a step sends 8 bytes, the row and its gradient: at most "
+            f"  for each row of another rank a step sends {ID_BYTES} bytes, the row and its gradient: at most "
             f"{human(planned.bytes_sent)} of each rank on average"
         )
     return lines

@@ -19,6 +19,7 @@ from torch import Tensor
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.epoch_end import BETA1, BETA2, EPS, Weight
 from mggcn.comm.base import Communicator
+from mggcn.comm.requests import finished, request_rows
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.philox import CACHED, philox
 from mggcn.memory.arena import BufferSpec
@@ -30,7 +31,7 @@ NAME: Final = "embedding.weight"
 ROWS: Final = "rows"
 """Prefix of the names of a rank's rows and their moments in its part of a checkpoint."""
 STREAM: Final = 0xF0000000
-"""First counter of the numbers that rows start from: fixed negatives begin at 0xE0000000 (graph/links.py)."""
+"""First counter of the numbers that rows start from (graph/philox.py has the streams)."""
 ADAGRAD_EPS: Final = 1e-10
 """Added to the root of a sum of squares, as torch.optim.Adagrad's default."""
 Vector = npt.NDArray[Any]
@@ -165,7 +166,7 @@ class LearnedRows:
     def fetch(self, ids: npt.NDArray[np.int64]) -> Tensor:
         """Return the rows (S, D) of a batch's vertices, each there once, as they are now; valid until the next call.
 
-        Collective. Bytes: 8 for each row of another rank, and the rows that others ask for, after a number to each rank.
+        Collective. Bytes: 4 for each row of another rank, and the rows that others ask for, after a number to each rank.
         """
         backend, batch, out = self._backend, self._by_owner(ids), self._rows[: ids.size]
         self._batch = batch
@@ -184,7 +185,7 @@ class LearnedRows:
 
     def _by_owner(self, ids: npt.NDArray[np.int64]) -> _Batch:
         """Tell the owners of a batch's rows which these are. Collective."""
-        comm, record = self._comm, self._backend.record
+        comm = self._comm
         local = self._owners.local_of(ids)
         if comm.size == 1:
             own, none = torch.from_numpy(local), torch.zeros(0, dtype=torch.int32)
@@ -193,24 +194,16 @@ class LearnedRows:
             )
         owner = self._owners.owner_of(ids)
         mine = owner == comm.rank
-        places = np.flatnonzero(mine).astype(np.int32)
-        there = np.flatnonzero(~mine)
-        there = there[np.argsort(owner[there], kind="stable")].astype(np.int32)
-        numbers = np.bincount(owner[there], minlength=comm.size)
-        counts = torch.from_numpy(numbers)
-        asked_counts, ones = torch.zeros_like(counts), [1] * comm.size
-        comm.all_to_all(asked_counts, counts, ones, ones, record()).wait()
-        asked = torch.zeros(int(asked_counts.sum()), dtype=torch.int64)
-        wanted = torch.from_numpy(local[there].astype(np.int64))
-        comm.all_to_all(asked, wanted, asked_counts.tolist(), numbers.tolist(), record()).wait()
+        places, there = np.flatnonzero(mine).astype(np.int32), np.flatnonzero(~mine).astype(np.int32)
+        asked = finished(request_rows(comm, owner[there], local[there]))
         return _Batch(
             size=ids.size,
             rows=torch.from_numpy(local[places]),
             places=torch.from_numpy(places),
-            places_there=torch.from_numpy(there),
-            counts=numbers.tolist(),
-            asked=asked.to(torch.int32),
-            asked_counts=asked_counts.tolist(),
+            places_there=torch.from_numpy(there[asked.order]),
+            counts=asked.wanted,
+            asked=asked.rows,
+            asked_counts=asked.given,
         )
 
     def move(self, rate: float) -> None:

@@ -196,7 +196,7 @@ class Algorithm2:
         some = [(place, v) for place, v in enumerate(ids) if v in wanted]
         most = min(self.config.sample.history_rows, len(wanted))
         if len(some) > most:
-            names = np.array([[0xF0000000 + layer, v, 0, 0] for _, v in some], np.uint64)
+            names = np.array([[0xD0000000 + layer, v, 0, 0] for _, v in some], np.uint64)
             words = philox(names, (self.config.train.seed, step))
             keys = np.log((words[:, 0] * 2.0**32 + words[:, 1] + 0.5) / 2.0**64)
             keys /= [max(self.edges[v].sum(), 1) for _, v in some]

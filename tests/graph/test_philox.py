@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
+from mggcn.feed import history, pairs
+from mggcn.graph import links
 from mggcn.graph.philox import draw_below
+from mggcn.train import learned
 from tests.blocks.sample_twin import philox
 
 BIG = 5_000_000_001
@@ -34,3 +39,10 @@ def test_draws_are_uniform() -> None:
     counts = np.bincount(found.ravel(), minlength=97)
     mean = found.size / 97
     assert 52 < ((counts - mean) ** 2 / mean).sum() < 152  # p from 0.9999 to 0.0003
+
+
+def test_streams_lie_apart() -> None:
+    """Fails if two kinds of draws have counters in common: each has 2^28 of them."""
+    firsts = sorted([pairs.STREAM, history.STREAM, links.STREAM, learned.STREAM])
+    assert firsts[0] >= 0xC0000000
+    assert all(later - first >= 2**28 for first, later in itertools.pairwise([*firsts, 2**32]))

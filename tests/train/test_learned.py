@@ -315,7 +315,7 @@ def test_rows_move_as_sparse_optimisers_of_torch(ranks: int, optimizer: str, pre
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_step_sends_what_others_own(ranks: int) -> None:
-    """Fails if a step sends more than 8 bytes and a gradient for each distinct row of another rank, and rows asked for."""
+    """Fails if a step sends more than 4 bytes and a gradient for each distinct row of another rank, and rows asked for."""
     given = Given(ranks, torch.float32)
     _, sent = moved(given, "adam", 0.05)
     row = 4 * D
@@ -324,7 +324,7 @@ def test_a_step_sends_what_others_own(ranks: int) -> None:
         # A number to each rank, then a row's number where it is owned; the rows themselves are sent by their owners.
         requests = sum(one["fetched"] for one in of_ranks)
         remote = sum(one["remote"] for one in of_ranks)
-        assert requests == ranks * (ranks - 1) * 8 + remote * (8 + row)
+        assert requests == ranks * (ranks - 1) * 8 + remote * (4 + row)
         assert [one["pushed"] for one in of_ranks] == [one["remote"] * row for one in of_ranks]
     assert sum(one["remote"] for rank in sent for one in rank) > 0
 
