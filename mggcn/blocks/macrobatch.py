@@ -97,3 +97,13 @@ def bytes_fetched(relays: int, rows: int, row_bytes: int, ranks: int) -> int:
     these as C and S, and without topology, which every rank reads by itself.
     """
     return relays * ranks * (ranks - 1) * COUNT_BYTES + rows * (ID_BYTES + row_bytes)
+
+
+def cache_bytes(inner: int, new: int, edges: int, row_bytes: int) -> tuple[int, int]:
+    """Return BatchGNN's eq. 4 and eq. 5 in bytes: what the last hop of batches reads without a cache of sums, and with it.
+
+    inner: |V|, rows for which the hop draws; new: |N(V)|, rows that it adds; edges: those that it draws. A vertex and an
+    edge are ID_BYTES of topology.
+    """
+    without = (inner + new) * (row_bytes + ID_BYTES) + edges * ID_BYTES
+    return without, inner * (2 * row_bytes + ID_BYTES)

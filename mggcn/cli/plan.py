@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from mggcn.assemble.plan import in_float32, memory_limit, plan_graph, plan_shape, room_of, this_machine
 from mggcn.assemble.stack import read_rows
@@ -20,8 +21,9 @@ from mggcn.errors import BackendError, ConfigError, shown
 from mggcn.graph.csr import Graph
 from mggcn.partition.base import Partition
 from mggcn.partition.rows.partition import row_owners
-from mggcn.planning.batch_rows import read_lines, row_bytes_of
+from mggcn.planning.batch_rows import ReadRows, read_lines, row_bytes_of
 from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone, narrow_messages
+from mggcn.planning.decisions import could_read_sums
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Choice, choice_dict, choice_lines
@@ -93,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     limit = None if arguments.machine is None else _machine_limit(config, machine)
     from_ = _from_shape if arguments.store is None else _from_store
     try:
-        config, plan, choice, read = from_(arguments, config, machine, limit)
+        config, plan, choice, rows = from_(arguments, config, machine, limit)
     except NoChoiceError as error:
         if not arguments.json:
             print(shown("\n".join(choice_lines(error.choice)[:-1])))
@@ -102,12 +104,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         fit = {"fits": plan.largest.total_bytes <= limit, "limit_bytes": limit}
         found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)} | fit
-        arguments.answer = found | {"choice": None if choice is None else choice_dict(choice)}
+        found |= {"choice": None if choice is None else choice_dict(choice)}
+        arguments.answer = found | (_rows_dict(plan, rows) if arguments.explain else {})
     else:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
         wide = machine if arguments.machine is not None else this_machine(in_float32(config))
         notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
-        notes += narrow_messages(plan, machine) + read
+        notes += narrow_messages(plan, machine) + _rows_lines(plan, rows)
         room = room_of(config, None if arguments.machine is None else machine)
         verdict, _, rest = shown(render(plan, limit, notes, arguments.explain, room)).partition("\n")
         fits = plan.largest.total_bytes <= limit
@@ -145,7 +148,7 @@ def _machine_limit(config: Config, machine: Machine) -> int:
 
 def _from_store(
     arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
-) -> tuple[Config, RunPlan, Choice | None, list[str]]:
+) -> tuple[Config, RunPlan, Choice | None, ReadRows | None]:
     from mggcn.cli.train import store_path
     from mggcn.graph.store import open_store
 
@@ -154,21 +157,37 @@ def _from_store(
     graph = open_store(store_path(arguments.store, arguments.root))
     config, choice = resolve_auto(config, graph, machine, limit)
     plan, partition = plan_graph(config, graph, machine, limit=limit)
-    return config, plan, choice, _read_lines(config, graph, plan, partition) if arguments.explain else []
+    return config, plan, choice, _read_rows(config, graph, plan, partition) if arguments.explain else None
 
 
-def _read_lines(config: Config, graph: Graph, plan: RunPlan, partition: Partition) -> list[str]:
-    """Say which rows batches read of other ranks, counted on drawn ones; nothing on one rank, or without batches."""
+def _read_rows(config: Config, graph: Graph, plan: RunPlan, partition: Partition) -> ReadRows | None:
+    """Count the rows that drawn batches read of other ranks; None on one rank, or without batches."""
     if not config.sample.batch or config.run.ranks == 1 or config.reads_history:
-        return []
+        return None
     macros = (0,) if config.sample.macro == 1 else (0, config.sample.macro)
-    rows = read_rows(config, graph, plan.shape, row_owners(partition).owner_of(slice(None)), macros)
-    return read_lines(rows, row_bytes_of(config, plan.shape.num_features), sums=config.sample.first == "drawn")
+    return read_rows(config, graph, plan.shape, row_owners(partition).owner_of(slice(None)), macros)
+
+
+def _rows_lines(plan: RunPlan, rows: ReadRows | None) -> list[str]:
+    """Say which rows batches read of other ranks."""
+    if rows is None:
+        return []
+    return read_lines(rows, row_bytes_of(plan.config, plan.shape.num_features), sums=_could_read_sums(plan))
+
+
+def _rows_dict(plan: RunPlan, rows: ReadRows | None) -> dict[str, Any]:
+    """Return the same for JSON."""
+    row_bytes = row_bytes_of(plan.config, plan.shape.num_features)
+    return {"batch_rows": None if rows is None else rows.to_dict(row_bytes, sums=_could_read_sums(plan))}
+
+
+def _could_read_sums(plan: RunPlan) -> bool:
+    return could_read_sums(plan.config, plan.shape, plan.stats, plan.strategy)
 
 
 def _from_shape(
     arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
-) -> tuple[Config, RunPlan, Choice | None, list[str]]:
+) -> tuple[Config, RunPlan, Choice | None, ReadRows | None]:
     missing = [f"--{name}" for name in SHAPE if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(f"mggcn plan needs a STORE or a bare shape; {', '.join(missing)} missing")
@@ -189,7 +208,7 @@ def _from_shape(
     )
     replication = arguments.replication or 0.0
     config, choice = resolve_auto_shape(config, shape, replication, machine, limit)
-    return config, plan_shape(config, shape, replication, machine, limit), choice, []
+    return config, plan_shape(config, shape, replication, machine, limit), choice, None
 
 
 def _upper_aggregated(arguments: argparse.Namespace) -> int:

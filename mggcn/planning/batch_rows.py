@@ -9,18 +9,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mggcn.blocks.block import Stack
-from mggcn.blocks.macrobatch import EXCHANGES, ID_BYTES, FetchPlan, Macrobatches, bytes_fetched
+from mggcn.blocks.macrobatch import EXCHANGES, FetchPlan, Macrobatches, bytes_fetched, cache_bytes
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config
 from mggcn.memory.arena import ITEM_BYTES
 from mggcn.memory.device import STORAGE
 from mggcn.memory.units import human
-from mggcn.planning.batches import DRAWN_BYTES, ORDER_BYTES, slot_plan, stack_of, steps_of
+from mggcn.planning.batches import DRAWN_BYTES, ORDER_BYTES, cache_line, slot_plan, stack_of, steps_of
 from mggcn.planning.shape import GraphShape
 
 Counts = npt.NDArray[np.int64]
@@ -68,14 +69,33 @@ class ReadRows:
         """Return the bytes that all ranks send for them."""
         return bytes_fetched(len(self.fetched[batches]), self.num_fetched(batches), row_bytes, self.ranks)
 
-    def cache_bytes(self, row_bytes: int) -> tuple[int, int]:
-        """Return eq. 4 and eq. 5 in bytes, added up over batches: what they read without a cache of sums, and with it.
+    @property
+    def cached(self) -> tuple[int, int, int]:
+        """What a cache of sums depends on, as `cache_bytes` takes it, added up over batches."""
+        return int(self.inner.sum()), int((self.read - self.inner).sum()), int(self.last.sum())
 
-        A vertex and an edge are ID_BYTES of topology.
-        """
-        inner, new, edges = (int(x.sum()) for x in (self.inner, self.read - self.inner, self.last))
-        without = (inner + new) * (row_bytes + ID_BYTES) + edges * ID_BYTES
-        return without, inner * (2 * row_bytes + ID_BYTES)
+    def to_dict(self, row_bytes: int, *, sums: bool = True) -> dict[str, Any]:
+        """Return what `read_lines` says as plain values, for JSON. Counts are those of all ranks and drawn steps."""
+        names = "inner", "read", "remote", "served", "entries", "last"
+        without, cached = cache_bytes(*self.cached, row_bytes) if sums else (None, None)
+        return {
+            "steps": self.steps,
+            "drawn_steps": self.drawn,
+            **{name: int(getattr(self, name).sum()) for name in names},
+            "balance": {name: balance(getattr(self, name)) for name in ("read", "entries", "served")},
+            "fetched": [
+                {
+                    "batches": batches,
+                    "relays": len(self.fetched[batches]),
+                    "rows": self.num_fetched(batches),
+                    "bytes_sent": self.bytes_sent(batches, row_bytes),
+                }
+                for batches in sorted(self.fetched)
+            ],
+            "most_rows": self.bound,
+            "bytes_without_sums": without,
+            "bytes_with_sums": cached,
+        }
 
 
 def balance(counts: Counts) -> float:
@@ -115,15 +135,7 @@ def read_lines(rows: ReadRows, row_bytes: int, *, sums: bool = True) -> list[str
         else "do not pay: no row is read twice"
     )
     lines.append(f"  macrobatches {pays}; the bound is (P - 1) N, {rows.bound:,} rows of one relay")
-    if not sums:
-        return lines
-    without, cached = rows.cache_bytes(row_bytes)
-    pays = "pays" if cached < without else "does not pay"
-    lines.append(
-        f"  BatchGNN eq. 4, without a cache of sums: {human(without)} of rows and edges; eq. 5, with it (sample.first = "
-        f"full): {human(cached)}; it {pays}: |V| is {rows.inner.sum():,} and |N(V)| {(rows.read - rows.inner).sum():,}"
-    )
-    return lines
+    return [*lines, *([f"  {cache_line(*rows.cached, row_bytes)}"] if sums else [])]
 
 
 def fetch_plan(config: Config, shape: GraphShape, owned: int) -> FetchPlan:

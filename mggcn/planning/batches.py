@@ -10,6 +10,7 @@ from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.blocks.capacities import hops_of, shared_hops
 from mggcn.blocks.draws import By, Draws, bounds
+from mggcn.blocks.macrobatch import cache_bytes
 from mggcn.blocks.padded import DRAWN, PaddedLayout
 from mggcn.blocks.relation_order import RelationPlan
 from mggcn.blocks.shared import SharePlan
@@ -207,18 +208,21 @@ def first_block(sample: SampleConfig, stack: Stack) -> Block | None:
     return Block(f"hop {number}", stack.blocks[0].sources, RowSet(f"{number} hops from the seeds"))
 
 
-def first_lines(config: Config, shape: GraphShape, stack: Stack) -> list[str]:
-    """Say what BatchGNN's equations 4 and 5 are for a batch of this graph: bytes with a cache of sums, and without."""
+def cache_line(inner: int, new: int, edges: int, row_bytes: int) -> str:
+    """Say what BatchGNN's equations 4 and 5 are, and whether a cache of sums pays; arguments as of `cache_bytes`."""
+    without, cached = cache_bytes(inner, new, edges, row_bytes)
+    return (
+        f"BatchGNN eq. 4, without a cache of sums: {human(without)} of rows and edges; eq. 5, with it (sample.first = "
+        f"full): {human(cached)}; it {'pays' if cached < without else 'does not pay'}: |V| is {inner:,} and |N(V)| {new:,}"
+    )
+
+
+def first_lines(config: Config, shape: GraphShape) -> list[str]:
+    """Say what the cache of sums that a run has saves of a batch that is as large as it may be."""
     if config.sample.first == "drawn":
         return []
     size, row = last_hop(config, shape), ITEM_BYTES[STORAGE[config.run.precision]] * shape.num_features
-    new = size.sources - size.targets
-    pays = "it does" if size.targets < new else "it does not"
-    return [
-        f"BatchGNN eq. 4, without the cache: |V| S + |N(V)| S, at most {size.targets:,} + {new:,} rows of a batch, "
-        f"{human(size.sources * row)}, and {size.edges:,} edges",
-        f"BatchGNN eq. 5, with it: 2 |V| S, {human(2 * size.targets * row)}; it pays where |V| < |N(V)|, here {pays}",
-    ]
+    return [f"of the largest batch, {cache_line(size.targets, size.sources - size.targets, size.edges, row)}"]
 
 
 def draws_of(sample: SampleConfig, num_relations: int = 0) -> Draws:

@@ -14,6 +14,7 @@ from mggcn.aggregate.local import LocalPlan
 from mggcn.aggregate.shared import SharedPlan
 from mggcn.blocks.block import OWNED, WHOLE, Block, Stack
 from mggcn.config import Config
+from mggcn.errors import ConfigError, PlanError
 from mggcn.memory.device import DEVICES, OPERAND, STORAGE
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputShape
@@ -187,3 +188,15 @@ class RunDecisions:
             lower("evaluate", values.evaluation, sizes, evaluation),
         )
         return panel_width(evaluation[WHOLE], sizes, cols, max(program.arena.nbytes for program in programs))
+
+
+def could_read_sums(config: Config, shape: GraphShape, stats: PartitionStats, strategy: Strategy) -> bool:
+    """Return whether a run on batches, which does not yet, could read its first sums from A X (sample.first full)."""
+    if config.sample.first == "full" or shape.task == "links":  # a step's own links are left out of its sums
+        return False
+    try:
+        full = replace(config, sample=replace(config.sample, first="full"))
+        RunDecisions.of(full, shape, stats, strategy)
+    except (ConfigError, PlanError):
+        return False
+    return True

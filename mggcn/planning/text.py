@@ -190,7 +190,7 @@ def _explained(rank: RankPlan, plan: RunPlan) -> list[str]:
     write.
     """
     ops = [(op.label, ", ".join(op.reads) or "-", ", ".join(dict.fromkeys(op.writes)) or "-") for op in rank.train.ops]
-    cached = [] if plan.stack is None else first_lines(plan.config, plan.shape, plan.stack)
+    cached = [] if plan.stack is None else first_lines(plan.config, plan.shape)
     return [
         *(["", *cached] if cached else []),
         "",

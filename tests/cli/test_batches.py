@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mggcn.blocks.macrobatch import cache_bytes
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store_write import write_store
+from mggcn.memory.units import human
 from tests.cli.runs import finish, history, refused, result, run_main, start
 from tests.graphs import make_graph, pattern
 from tests.model.test_rgcn import typed_graph
@@ -191,9 +193,16 @@ def test_a_first_layer_in_full_is_planned_and_trains(tmp_path: Path, capsys: pyt
     full = ["--set", "sample.first=full"]
     assert run_main("plan", where, *SETTINGS, *full, "--explain") == 0
     out = capsys.readouterr().out
-    assert re.search(r"hop 2: not drawn, up to [\d,]+ rows and [\d,]+ edges fewer: the first layer reads A X", out)
-    assert re.search(r"BatchGNN eq. 4, without the cache: .*at most [\d,]+ \+ [\d,]+ rows", out)
-    assert re.search(r"BatchGNN eq. 5, with it: 2 \|V\| S, .*here it does not", out)
+    more = re.search(r"hop 2: not drawn, up to ([\d,]+) rows and ([\d,]+) edges fewer: the first layer reads A X", out)
+    said = re.search(
+        r"of the largest batch, BatchGNN eq. 4, .*: (.*) of rows and edges; .*: \|V\| is ([\d,]+) and ([^\n]*)", out
+    )
+    assert more is not None
+    assert said is not None
+    new, edges, inner = (int(one.replace(",", "")) for one in (*more.groups(), said[2]))
+    without, cached = cache_bytes(inner, new, edges, 4 * 6)
+    assert (said[1], said[3]) == (human(without), f"|N(V)| {new:,}")
+    assert f"(sample.first = full): {human(cached)}; it {'pays' if cached < without else 'does not pay'}: " in out
     assert run_main("train", where, *SETTINGS, *full, "--out", tmp_path / "run") == 0
     assert "3 drawn in-neighbours of the seeds, all of the first layer" in capsys.readouterr().out
     assert all(np.isfinite(row["loss"]) for row in history(tmp_path / "run"))

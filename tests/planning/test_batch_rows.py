@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.assemble.stack import cached_rows, read_rows, seeds_of
-from mggcn.blocks.macrobatch import COUNT_BYTES, ID_BYTES
+from mggcn.blocks.macrobatch import COUNT_BYTES, ID_BYTES, cache_bytes
 from mggcn.config import Config
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
@@ -66,7 +67,10 @@ def test_equations_on_whole_neighbourhoods(ranks: int) -> None:
     edges = sum(int((dense_csr(graph.adj_t)[of] != 0).sum()) for step in inner for of in step)
     s, new = 20, int((read & ~inner).sum())
     topology = ID_BYTES * (int(read.sum()) + edges)
-    assert rows.cache_bytes(s) == (s * (int(inner.sum()) + new) + topology, int(inner.sum()) * (2 * s + ID_BYTES))
+    assert cache_bytes(*rows.cached, s) == (
+        s * (int(inner.sum()) + new) + topology,
+        int(inner.sum()) * (2 * s + ID_BYTES),
+    )
     relays = rows.steps * ranks * (ranks - 1) * COUNT_BYTES
     assert rows.bytes_sent(1, s) == relays + int(remote.sum()) * (s + ID_BYTES)
 
@@ -138,3 +142,35 @@ def test_a_plan_explains_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "for 2 steps together: at most 27 rows of 20 B" in text
     assert "3 rows are kept throughout" in text
     assert "macrobatches of 2:" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "pays"),
+    [("gcn", True), ("sage", True), ("gat", False), ("appnp", False), ("gcn, X dropped", False), ("owners", False)],
+)
+def test_a_cache_of_sums_is_named_where_it_can_be(
+    model: str, pays: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a plan names sample.first = full to a run that refuses it, none to one that takes it, or JSON differs."""
+    write_store(make_graph(pattern("random", 60, 3), num_features=5, num_classes=3, seed=2), tmp_path / "store")
+    settings = {
+        "gcn, X dropped": ["model.input_dropout=0.5"],
+        "owners": ["sample.rows=owners"],
+        "appnp": ["model.kind=appnp", "model.hops=2"],
+    }.get(model, [f"model.kind={model}"])
+    command = ["plan", tmp_path / "store", "--batch", "9", "--fanout", "3,2", "--set", "model.hidden=8", "--ranks", "2"]
+    command += [word for one in settings for word in ("--set", one)]
+    for more, taken in (([], True), (["--set", "sample.first=full"], pays)):
+        assert (run_main(*command, *more) == 0) is taken
+    capsys.readouterr()
+    assert run_main(*command, "--explain") == 0
+    text = capsys.readouterr().out
+    assert ("sample.first = full" in text) is pays
+    assert run_main(*command, "--explain", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["batch_rows"]
+    assert all(f"{one['rows']:,} rows in {one['relays']:,} relay" in text for one in found["fetched"])
+    assert len(found["fetched"]) == 2
+    assert found["remote"] == found["fetched"][0]["rows"] > 0
+    assert (found["bytes_with_sums"] is not None) is pays
+    assert run_main(*command, "--json") == 0
+    assert "batch_rows" not in json.loads(capsys.readouterr().out)
