@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.steps import Step
-from mggcn.backend.base import KernelBackend
-from mggcn.blocks.block import Block
+from mggcn.backend.base import KernelBackend, Sparse
+from mggcn.blocks.block import Block, HaloRows
 from mggcn.config import RunConfig
 from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
@@ -96,11 +96,29 @@ class AggregationPlan(Protocol):
         ...
 
 
+class BatchEdges(Protocol):
+    """A block whose edges, all of them on this rank, change from step to step."""
+
+    @property
+    def back(self) -> bool:
+        """Whether the transpose is read."""
+        ...
+
+    @property
+    def loaded(self) -> tuple[Sparse, Sparse | None] | None:
+        """The edges of the step at hand: a row for each target, and the transpose with a row for each source."""
+        ...
+
+    def load(self, matrix: Sparse, matrix_t: Sparse | None) -> None:
+        """Take the edges of a step."""
+        ...
+
+
 class Aggregation(Protocol):
     """Aggregates over neighbours across ranks. All ranks make the same calls in the same order, with equal widths and
     ops.
 
-    The defaults of the last three methods suit a strategy that keeps nothing from epoch to epoch.
+    The defaults of the other methods suit a strategy over the whole graph that keeps nothing from epoch to epoch.
     """
 
     @property
@@ -125,6 +143,23 @@ class Aggregation(Protocol):
         activations of all copies are equal, and their gradients are parts of a sum.
         """
         ...
+
+    @property
+    def edges(self) -> BatchEdges | None:
+        """What takes the edges of a batch that are all on this rank; None: there are no such ones."""
+        return None
+
+    def take(self, rows: HaloRows | None, *, whole: bool) -> None:
+        """Take the rows of other ranks that a batch has in the block; None: the feed gave none. whole: whether the batch is
+        a step, and no part of one. Raises: PlanError if it cannot.
+        """
+        return
+
+    def found(self, epoch: int) -> tuple[int, int] | None:
+        """Return how many rows an epoch has found in a cache, and how many it looked up, and forget them; None without a
+        cache.
+        """
+        return None
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch: called on every rank before the epoch's first op. Epochs count from 0; epoch 0 resets all

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mggcn.aggregate.base import aggregate_name
+from mggcn.aggregate.base import Aggregation, aggregate_name
 from mggcn.aggregate.delayed_part import DeviceLists, Part
 from mggcn.aggregate.edge_op import SUM, Accumulation, EdgeOp, Target
 from mggcn.backend.events import DONE, Event
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
 
 
-class DelayedByEpochs:
+class DelayedByEpochs(Aggregation):
     """The strategy on one rank; states: the planned buffers of every aggregation; keep_last: as in the plan."""
 
     exact = False

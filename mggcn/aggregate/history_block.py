@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from mggcn import native
-from mggcn.aggregate.base import BuildContext, padded_rows
+from mggcn.aggregate.base import Aggregation, BuildContext, padded_rows
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
-from mggcn.aggregate.history_cache import Cache, HaloRows, Vector
+from mggcn.aggregate.history_cache import Cache, Vector
 from mggcn.aggregate.local import LocalBlock, LocalPlan
 from mggcn.backend.base import Epilogue
 from mggcn.backend.events import DONE, Event
+from mggcn.blocks.block import HaloRows
 from mggcn.errors import PlanError
 
 if TYPE_CHECKING:
@@ -97,8 +98,8 @@ class _Ring:
         self.line_of[self.number_of[held]] = held
 
 
-class HistoryBlock:
-    """The block on one rank. `load` of `local` gives it the edges of a step, `take` the rows of other ranks.
+class HistoryBlock(Aggregation):
+    """The block on one rank. `load` of `edges` gives it the edges of a step, `take` the rows of other ranks.
 
     These are overwritten in the operand: nothing reads what the rank itself computes of them, and they have no gradient.
     """
@@ -107,8 +108,7 @@ class HistoryBlock:
 
     def __init__(self, name: str, cache: Cache, local: LocalPlan, context: BuildContext) -> None:
         self._name, self._cache, self._backend, self._comm = name, cache, context.backend, context.comm
-        self.local: LocalBlock = LocalBlock(context.backend, local.back)
-        """The block's edges."""
+        self._local = LocalBlock(context.backend, local.back)
         buffers = context.states[name]
         self.lines: Tensor = buffers[f"{name}.lines"]
         """The rows that are kept (lines, D)."""
@@ -137,12 +137,21 @@ class HistoryBlock:
         if epoch == 0:
             self._forget()
 
-    def take(self, rows: HaloRows) -> None:
-        """Take the rows of a step that other ranks own, and those to push."""
+    @property
+    def edges(self) -> LocalBlock:
+        return self._local
+
+    def take(self, rows: HaloRows | None, *, whole: bool) -> None:
+        if not whole:
+            raise PlanError(
+                "a step came in parts, of which other ranks know nothing, and rows of each layer are sent once a step; set "
+                "sample.plan = bound"
+            )
+        if rows is None:
+            raise PlanError("a batch needs the rows of other ranks, and the feed gave none")
         self._taken = rows
 
     def found(self, epoch: int) -> tuple[int, int]:
-        """Return how many rows an epoch found in the cache, and how many it looked up; they are then forgotten."""
         hits, count = self._counts.pop(epoch, [0, 0])
         return hits, count
 
@@ -155,12 +164,12 @@ class HistoryBlock:
         if cache.delay and cache.pushes(self._step):
             self._push(h, slot)
         self._fill(h)
-        self.local.forward(h, self._weighted(target), buffers, layer, op)
+        self._local.forward(h, self._weighted(target), buffers, layer, op)
 
     def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
         if self._cache.rest:
             self._backend.finish(g, g, Epilogue(row_scale=self._shares[: g.shape[0]]))
-        self.local.backward(g, target, buffers, layer, op)
+        self._local.backward(g, target, buffers, layer, op)
         self._copy(target.out, self.ring.nothing(self._given), target.out, self._given.places)
 
     @property
@@ -202,9 +211,9 @@ class HistoryBlock:
         """Return the target with a factor for each row, by which what is left of it counts as all of it."""
         if not self._cache.rest:
             return target
-        if self.local.loaded is None:
+        if self._local.loaded is None:
             raise PlanError("a block was run before a batch was loaded")
-        matrix, rows = self.local.loaded[0], target.out.shape[0]
+        matrix, rows = self._local.loaded[0], target.out.shape[0]
         shares, values = self._shares[:rows], matrix.values
         native.kernel("mggcn_history_shares_", "f64" if shares.dtype == torch.float64 else "f32")(
             matrix.indptr.data_ptr(),

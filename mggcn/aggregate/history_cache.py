@@ -21,20 +21,6 @@ Vector = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class HaloRows:
-    """The source rows of a block in a step that other ranks own, and own ones to push.
-
-    places int32 (R,): where they are, ascending; numbers int32 (R,): among the K of the halo, by owner and id, -1 for a
-    vertex that no row of the rank's reads. pushed: for each rank the places of the rows that it gets, and their numbers
-    among those that it reads of this rank, both int32.
-    """
-
-    places: Vector
-    numbers: Vector
-    pushed: tuple[tuple[Vector, Vector], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Message:
     """How rows of so many bytes lie in a message: for each rank the most that it may get, and behind them their numbers."""
 

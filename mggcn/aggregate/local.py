@@ -68,6 +68,10 @@ class LocalBlock(Aggregation):
         self.loaded: tuple[Sparse, Sparse | None] | None = None
         """The edges of the step at hand: a row for each target, and the transpose with a row for each source."""
 
+    @property
+    def edges(self) -> LocalBlock:
+        return self
+
     def load(self, matrix: Sparse, matrix_t: Sparse | None) -> None:
         """Take the edges of a step."""
         self.loaded = matrix, matrix_t

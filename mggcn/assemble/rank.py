@@ -203,7 +203,6 @@ def make_rank(
         load,
         alike,
         by_blocks,
-        None if relays is None else relays.counts,
     )
     return Rank(trainer, counted, rank_plan, watch, feed)
 

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
+
 from mggcn.errors import PlanError
 
 
@@ -113,3 +116,17 @@ class Stack:
     def seeds(self) -> RowSet:
         """The rows whose scores the loss compares with targets."""
         return self.blocks[-1].targets
+
+
+@dataclass(frozen=True, slots=True)
+class HaloRows:
+    """The source rows of a block in a step that other ranks own, and own ones to push, where others' come from a cache.
+
+    places int32 (R,): where they are, ascending; numbers int32 (R,): among the K of the halo, by owner and id, -1 for a
+    vertex that no row of the rank's reads. pushed: for each rank the places of the rows that it gets, and their numbers
+    among those that it reads of this rank, both int32.
+    """
+
+    places: npt.NDArray[np.int32]
+    numbers: npt.NDArray[np.int32]
+    pushed: tuple[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]], ...]

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from mggcn.aggregate.history_cache import HaloRows
 from mggcn.backend.events import Mark
-from mggcn.blocks.block import Block, Capacity, RowSet, Stack
+from mggcn.blocks.block import Block, Capacity, HaloRows, RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges
 from mggcn.errors import PlanError
 
@@ -191,6 +190,10 @@ class Feed(Protocol):
         """Yield the batches of an epoch from step `first` on, both from 0; the same ones for the same seed each time."""
         ...
 
+    def counts(self, seed: int, number: int) -> Mapping[str, int]:
+        """Return, for the history, what all ranks' batches of an epoch have read since this was last asked, by name."""
+        ...
+
 
 class WholeGraph:
     """The feed of whole-graph training: one step an epoch, over everything."""
@@ -201,3 +204,6 @@ class WholeGraph:
     def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
         """Yield one empty batch: the whole graph is loaded already."""
         yield Batch()
+
+    def counts(self, seed: int, number: int) -> Mapping[str, int]:
+        return {}

@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.aggregate.history_cache import HaloRows
-from mggcn.blocks.block import Block
+from mggcn.blocks.block import Block, HaloRows
 from mggcn.feed.seeds import Step
 from mggcn.graph.philox import philox
 from mggcn.partition.rows.halo import HaloIds

@@ -6,7 +6,7 @@ named by (seed, step; e, j), whatever the rank, so that a step's pairs are the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -126,3 +126,6 @@ class LinkFeed:
     def epoch(self, seed: int, number: int, first: int = 0) -> Iterator[Batch]:
         """Yield the pairs of an epoch's step."""
         yield Batch(pairs=self._draws.of_rows(seed, number, self._own, self._rows))
+
+    def counts(self, seed: int, number: int) -> Mapping[str, int]:
+        return {}

@@ -153,7 +153,7 @@ class ModuleEngine:
     def compare(self, epoch: int) -> dict[str, float | None]:
         return {}
 
-    def rows_read(self, epoch: int) -> dict[str, Any]:
+    def batch_counts(self, epoch: int) -> dict[str, Any]:
         return {}
 
     def keep_best(self) -> None:

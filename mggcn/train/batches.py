@@ -14,9 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mggcn.aggregate.base import BatchEdges
 from mggcn.aggregate.halo import Side
-from mggcn.aggregate.history_block import HistoryBlock
-from mggcn.aggregate.local import LocalBlock
 from mggcn.aggregate.relations import schedule_of, upload_tile, variant_of
 from mggcn.aggregate.shared import SharedBlock
 from mggcn.backend.base import KernelBackend, Sparse
@@ -70,24 +69,16 @@ class BatchLoader:
             if isinstance(aggregation, SharedBlock) and edges.remote is not None:
                 aggregation.load(*_sides(backend, edges, self._real, aggregation))
                 continue
-            if isinstance(aggregation, HistoryBlock):
-                if not batch.last:
-                    raise PlanError(
-                        "a step came in parts, of which other ranks know nothing, and rows of each layer are sent once a "
-                        "step; set sample.plan = bound"
-                    )
-                if block not in batch.halo:
-                    raise PlanError(f"block {block.name!r} needs the rows of other ranks, and the feed gave none")
-                aggregation.take(batch.halo[block])
-                aggregation = aggregation.local
-            if not isinstance(aggregation, LocalBlock):
+            aggregation.take(batch.halo.get(block), whole=batch.last)
+            own = aggregation.edges
+            if own is None:
                 raise PlanError(f"block {block.name!r} does not take edges from a batch")
             if self.typed and edges.types is None:
                 raise PlanError(
                     f"the model has weights for each relation, and edges of block {block.name!r} have no types"
                 )
             num_sources = batch.rows[block.sources].size
-            aggregation.load(*_matrices(backend, edges, num_sources, self._real, aggregation))
+            own.load(*_matrices(backend, edges, num_sources, self._real, own))
         counts = {name: ids.size for name, ids in batch.rows.items()}
         runtime.programs = {**runtime.programs, "train": train.cut(counts)}
 
@@ -143,7 +134,7 @@ class BatchLoader:
 
 
 def _matrices(
-    backend: KernelBackend, edges: BlockEdges, num_sources: int, dtype: npt.DTypeLike, block: LocalBlock
+    backend: KernelBackend, edges: BlockEdges, num_sources: int, dtype: npt.DTypeLike, block: BatchEdges
 ) -> tuple[Sparse, Sparse | None]:
     """Return a block's matrix, a row for each target, and where it is read its transpose, with rows in that order."""
     like, like_t = block.loaded or (None, None)

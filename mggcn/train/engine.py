@@ -76,7 +76,7 @@ class Engine(Protocol):
     def compare(self, epoch: int) -> dict[str, float | None]:
         """Return how far the gradient of an epoch's first step, which is not trained, is from the exact one."""
 
-    def rows_read(self, epoch: int) -> dict[str, Any]:
+    def batch_counts(self, epoch: int) -> dict[str, Any]:
         """Return, for the history, the rows that all ranks' batches of an epoch, from 0, have read, by whose they are,
         where ranks fetch rows, and which share of other ranks' rows they found in a cache, where they have one. Collective.
         """

@@ -152,7 +152,7 @@ class Loop:
         self._seconds.add(progress.seconds)
         rate = self._engine.rate_of(progress.epoch, progress.rate)
         loss, seconds = progress.loss_sum / progress.steps, progress.seconds
-        read = self._engine.rows_read(progress.epoch)
+        counts = self._engine.batch_counts(progress.epoch)
         progress.epoch += 1
         progress.step, progress.loss_sum, progress.seconds = 0, 0.0, 0.0
         every = self._engine.compare_every
@@ -160,7 +160,7 @@ class Loop:
         compared = self._engine.compare(progress.epoch) if every and progress.epoch % every == 0 else {}
         due = self._due(progress.epoch)
         scores = self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
-        row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds, **compared, **read}
+        row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds, **compared, **counts}
         if config.repeat > 1:
             row["run"] = progress.run
         log.epoch(row)

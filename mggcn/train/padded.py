@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mggcn.aggregate.local import LocalBlock
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.events import Event, Mark
 from mggcn.blocks.padded import PaddedLayout
@@ -88,11 +87,11 @@ class PaddedLoader:
         if self._layout.pairs is not None:
             bind_pairs(runtime, self._layout.pairs, arrays)
         for number, (block, size) in enumerate(zip(stack.blocks, stack.capacities, strict=True)):
-            aggregation = runtime.programs["train"].aggregations[block]
-            if not isinstance(aggregation, LocalBlock):
+            edges = runtime.programs["train"].aggregations[block].edges
+            if edges is None:
                 raise PlanError(f"block {block.name!r} does not take edges from a batch")
-            back = self._matrix(arrays, f"_t{number}", size.targets) if aggregation.back else None
-            aggregation.load(self._matrix(arrays, f"{number}", size.sources), back)
+            back = self._matrix(arrays, f"_t{number}", size.targets) if edges.back else None
+            edges.load(self._matrix(arrays, f"{number}", size.sources), back)
 
     def _matrix(self, arrays: Arrays, name: str, columns: int) -> Sparse:
         values = arrays.get(f"values{name}")

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mggcn.aggregate.history_block import HistoryBlock
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
 from mggcn.feed.batch import Feed, WholeGraph
@@ -60,7 +59,6 @@ class RankTrainer:
         load: LoadBatch = lambda batch: None,
         alike: bool = True,
         by_blocks: SplitScores | None = None,
-        rows_read: Callable[[int, int], dict[str, int]] | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -74,16 +72,13 @@ class RankTrainer:
         self._ranking = ranking
         self._stop = stop
         self._optimizer = Optimizer(config.train, runtime.weights, runtime.learned)
-        self._epoch = TrainingEpoch(
-            config.train, runtime, comm, self._optimizer, watch, feed or WholeGraph(), load, alike
-        )
+        self._feed: Feed = feed or WholeGraph()
+        self._epoch = TrainingEpoch(config.train, runtime, comm, self._optimizer, watch, self._feed, load, alike)
         self.steps: int = self._epoch.steps
         self.compare_every: int = 0 if plan.programs.exact is None else config.sample.compare_gradient
         self._comparison = Comparison(runtime, self._epoch) if self.compare_every else None
         self._score_again = Repeated(lambda: runtime.run(runtime.programs["evaluate"]), runtime.backend, comm)
         self._by_blocks = by_blocks
-        self._rows_read = rows_read
-        """Of a seed and an epoch."""
         self._best = torch.zeros_like(runtime.weights.flat)
         self.progress: Progress = Progress()
         self.epoch_seconds: EpochSeconds = EpochSeconds()
@@ -254,14 +249,13 @@ class RankTrainer:
         self.runtime.backend.activate()
         return {} if self._comparison is None else self._comparison.run(self._seed, epoch)
 
-    def rows_read(self, epoch: int) -> dict[str, Any]:
-        read = {} if self._rows_read is None else self._rows_read(self._seed, epoch)
-        return {**read, **self._hit_rates(epoch)}
+    def batch_counts(self, epoch: int) -> dict[str, Any]:
+        return {**self._feed.counts(self._seed, epoch), **self._hit_rates(epoch)}
 
     def _hit_rates(self, epoch: int) -> dict[str, Any]:
         """Return which share of other ranks' rows an epoch found in the cache of each layer; {} without one. Collective."""
         blocks = self.runtime.programs["train"].aggregations.values()
-        counts = [block.found(epoch) for block in blocks if isinstance(block, HistoryBlock)]
+        counts = [found for found in (block.found(epoch) for block in blocks) if found is not None]
         if not counts:
             return {}
         total = torch.tensor(counts, dtype=torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mggcn.assemble.plan import partition_graph, plan_graph, resolve
 from mggcn.assemble.rank import Rank
 from mggcn.blocks.block import Stack
 from mggcn.config import Config, DataConfig, ModelConfig, SampleConfig
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, PlanError
 from mggcn.feed.batch import Batch, Feed
 from mggcn.feed.history import RemoteRows
 from mggcn.graph.csr import ArrayRows, Graph
@@ -133,7 +133,7 @@ def test_a_planted_fault_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         h.copy_(kept)
 
     fill = HistoryBlock._fill
-    for name, fault in (("_fill", no_fill), ("backward", lambda self, *args: self.local.backward(*args))):
+    for name, fault in (("_fill", no_fill), ("backward", lambda self, *args: self.edges.backward(*args))):
         with monkeypatch.context() as patch:
             patch.setattr(HistoryBlock, name, fault)
             found = trained(config, graph)
@@ -220,6 +220,9 @@ class Stopping:
             if (number, step) == self.at:
                 self.stop.signal = 15
             yield batch
+
+    def counts(self, seed: int, number: int) -> Mapping[str, int]:
+        return self.inner.counts(seed, number)
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -358,3 +361,23 @@ def test_the_plan_says_what_is_approximate() -> None:
         plan, _ = plan_graph(resolve(history(2, MODELS["gcn"], halo=halo), graph), graph)
         assert ("APPROXIMATE" in render(plan)) == (halo == "history")
         assert to_dict(plan)["exact"] is (halo == "exact")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"last": False}, "a step came in parts, of which other ranks know nothing"),
+        ({"halo": {}}, "needs the rows of other ranks, and the feed gave none"),
+    ],
+)
+def test_batches_that_do_not_fit_a_cache_are_refused(change: dict[str, Any], words: str) -> None:
+    """Fails if a part of a step sends a message that no other rank expects, or the last batch's rows are read again."""
+
+    def body(rank: Rank) -> None:
+        trainer = rank.trainer
+        trainer.step(0)
+        batch = next(iter(rank.feed.epoch(trainer._seed, 1)))
+        trainer._epoch._load(dataclasses.replace(batch, **change))
+
+    with pytest.raises(PlanError, match=words):
+        on_ranks(history(2, MODELS["gcn"]), graph_of(), body)

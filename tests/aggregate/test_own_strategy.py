@@ -5,7 +5,7 @@ It waits for the rows of all ranks before it multiplies: the simplest exact stra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Literal
@@ -15,7 +15,7 @@ import pytest
 from torch import Tensor
 
 import mggcn
-from mggcn.aggregate.base import BuildContext, Matrix, RankAggregations, padded_rows
+from mggcn.aggregate.base import Aggregation, BuildContext, Matrix, RankAggregations, padded_rows
 from mggcn.aggregate.edge_op import SUM, EdgeOp, Target
 from mggcn.aggregate.steps import Await, Send, Step
 from mggcn.assemble import plan as assemble
@@ -93,7 +93,7 @@ class GatherPlan:
         return Send("broadcast", nbytes * (len(self.counts) - 1) if own else 0, 0 if own else nbytes, root)
 
 
-class Gather:
+class Gather(Aggregation):
     """The strategy on one rank."""
 
     exact = True
@@ -101,20 +101,11 @@ class Gather:
     def __init__(self, context: BuildContext, tiles: Sequence[Sparse], tiles_t: Sequence[Sparse]) -> None:
         self._comm, self._backend, self._tiles, self._tiles_t = context.comm, context.backend, tiles, tiles_t
 
-    def begin_epoch(self, epoch: int) -> None:
-        return
-
     def forward(self, h: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
         self._gathered(op, self._tiles, h, target, buffers)
 
     def backward(self, g: Tensor, target: Target, buffers: Sequence[Tensor], layer: int, op: EdgeOp = SUM) -> None:
         self._gathered(op, self._tiles_t, g, target, buffers)
-
-    def state(self) -> Mapping[str, Tensor]:
-        return {}
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        return
 
     def _gathered(
         self, op: EdgeOp, tiles: Sequence[Sparse], own: Tensor, target: Target, buffers: Sequence[Tensor]

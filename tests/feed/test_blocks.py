@@ -6,7 +6,7 @@ T targets, S sources, all ranks' seeds in one mean.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,9 @@ class Drawn:
             below, sources = drawn(adj_t, middle, rng)
             rows = {SEEDS: seeds, MIDDLE: middle, INPUT: sources}
             yield Batch(rows=rows, edges={ABOVE: above, BELOW: below}, seeds=chosen)
+
+    def counts(self, seed: int, number: int) -> Mapping[str, int]:
+        return {}
 
 
 def drawn(adj_t: Any, targets: npt.NDArray[np.int64], rng: Any) -> tuple[BlockEdges, npt.NDArray[np.int64]]:

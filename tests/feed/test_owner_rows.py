@@ -69,7 +69,7 @@ def trained(rank: Rank) -> dict[str, Any]:
     losses, read = [], []
     for epoch in range(EPOCHS):
         losses.append(trainer.step(epoch))
-        read.append(trainer.rows_read(epoch))
+        read.append(trainer.batch_counts(epoch))
     weights = {name: w.clone() for name, w in trainer.runtime.weights.state_dict().items()}
     return {"losses": losses, "weights": weights, "read": read, "setup": setup, "sent": rank.comm.bytes_sent - setup}
 

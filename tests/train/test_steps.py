@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,9 @@ class Watched:
             if step >= self.given:
                 return
             yield batch
+
+    def counts(self, seed: int, number: int) -> Mapping[str, int]:
+        return self.inner.counts(seed, number)
 
 
 def feeds_of(ranks: int, *, vary: bool = True, steps: int = STEPS, **last: Any) -> list[Watched]:
