@@ -260,16 +260,18 @@ class HistoryBlock(Aggregation):
     def state(self) -> Mapping[str, Tensor]:
         """Return the cache and the messages received, with an int64 vector: the next line, the epoch at hand with what it
         found and looked up, and for each slot whether it holds a message.
+
+        They are where they are, padding and all, so that a checkpoint takes no memory for a cache once more.
         """
         self._settle()
         epoch = max(self._counts, default=-1)
         flying = [int(slot in self._flying) for slot in range(self._cache.slots)]
         progress = [self.ring.args.next, epoch, *self._counts.get(epoch, [0, 0]), *flying]
         tensors = {
-            "lines": self.lines.contiguous(),
+            "lines": padded_rows(self.lines),
             "in": padded_rows(self._in),
-            "number_of": torch.from_numpy(self.ring.number_of.copy()),
-            "arrived": torch.from_numpy(self.ring.arrived.copy()),
+            "number_of": torch.from_numpy(self.ring.number_of),
+            "arrived": torch.from_numpy(self.ring.arrived),
             "progress": torch.tensor(progress, dtype=torch.int64),
         }
         return {f"{self._name}.{what}": tensor for what, tensor in tensors.items()}
@@ -280,7 +282,7 @@ class HistoryBlock(Aggregation):
         if not state:
             return
         kept = {what: state[f"{self._name}.{what}"] for what in ("lines", "in", "number_of", "arrived", "progress")}
-        self.lines.copy_(kept["lines"])
+        padded_rows(self.lines).copy_(kept["lines"])
         padded_rows(self._in).copy_(kept["in"])
         following, epoch, *counts = kept["progress"].tolist()
         self.ring.restore(kept["number_of"].numpy(), kept["arrived"].numpy(), following)

@@ -21,6 +21,7 @@ from mggcn.config import Config, DataConfig, ModelConfig, SampleConfig
 from mggcn.errors import ConfigError, PlanError
 from mggcn.feed.batch import Batch, Feed
 from mggcn.feed.history import RemoteRows
+from mggcn.feed.sampled import SampledFeed
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.generate import community
 from mggcn.partition.rows.partition import row_owners
@@ -249,6 +250,36 @@ def test_a_run_goes_on_within_an_epoch(step: int, tmp_path: Path) -> None:
     rest = run(tmp_path / "parts", (-1, 0))
     assert rest[0] == whole[0]
     assert all(torch.equal(weight, whole[1][name]) for name, weight in rest[1].items())
+
+
+def test_a_checkpoint_takes_no_copy_of_a_cache() -> None:
+    """Fails if what a block keeps is copied before it is written: a cache may be as large as the features of its halo."""
+
+    def body(rank: Rank) -> None:
+        rank.trainer.step(0)
+        for number, block in enumerate(blocks_of(rank)):
+            found = {name.rpartition(".")[2]: tensor for name, tensor in block.state().items()}
+            assert found["lines"].data_ptr() == block.lines.data_ptr()
+            assert found["number_of"].data_ptr() == block.ring.number_of.ctypes.data
+            assert all(tensor.is_contiguous() for tensor in found.values())
+            assert block.lines.shape[1] < block.lines.stride(0) or number  # columns of the first layer are padded
+
+    on_ranks(history(2, MODELS["sage"]), graph_of(), body)
+
+
+def test_ranges_have_one_array_of_owners() -> None:
+    """Fails if what finds rows of other ranks has an array of all vertices beside that by which seeds are dealt."""
+    config = history(2, MODELS["sage"])
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, order="none"))
+
+    def body(rank: Rank) -> None:
+        feed = rank.feed
+        assert isinstance(feed, SampledFeed)
+        assert feed._remote is not None
+        assert feed._remote._owner is feed._seeds.all.owner
+        assert rank.plan.regions["who holds which rows"] == 2 * graph_of().num_vertices
+
+    on_ranks(config, graph_of(), body)
 
 
 @pytest.mark.parametrize("delay", [0, 2])
