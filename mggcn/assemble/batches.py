@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mggcn.assemble.stack import cached_rows, draws_of_links, seeds_of
 from mggcn.backend.base import KernelBackend
@@ -90,6 +91,7 @@ def sampled_feed(
     graph: Graph,
     plan: RunPlan,
     owners: Owners,
+    owner: npt.NDArray[np.uint16],
     rank: int,
     reader: VertexFeatures,
     norm: NormScales | None,
@@ -100,13 +102,13 @@ def sampled_feed(
 ) -> SampledFeed:
     """Return the feed of one rank.
 
-    graph: `mapped_once`. norm: norm_of. sums (N, D): A X, where the model reads the first layer's sums. backend, labels: on
-    a GPU batches lie in memory that it reads by itself, with their labels.
+    graph: `mapped_once`. owner uint16 (N,): as owners say. norm: norm_of. sums (N, D): A X, where the model reads the first
+    layer's sums. backend, labels: on a GPU batches lie in memory that it reads by itself, with their labels.
     relays: where rows of other ranks are asked of their owners, what does.
     """
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
     assert stack is not None
-    adj_t, dtype, owner = graph.adj_t, STORAGE[run.precision], owners.owner_of(slice(None))
+    adj_t, dtype = graph.adj_t, STORAGE[run.precision]
     values = EdgeValues(
         adj_t,
         sample,

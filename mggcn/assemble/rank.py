@@ -34,7 +34,6 @@ from mggcn.feed.batch import Batch, Feed, WholeGraph
 from mggcn.feed.features import FeatureReader, VertexFeatures
 from mggcn.feed.labels import read_labels
 from mggcn.feed.norm_scales import NormScales
-from mggcn.feed.relays import Relays
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import SPLITS, evaluated_rows
 from mggcn.memory.arena import BufferSpec
@@ -162,7 +161,6 @@ def make_rank(
         runtime.run(runtime.programs["setup"])
     load: LoadBatch = _unchanged
     by_blocks: SplitScores | None = None
-    relays: Relays | None = None
     if plan.stack is not None:
         graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
         rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)
@@ -170,9 +168,12 @@ def make_rank(
         sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
         targets = _step_targets(context, runtime, graph)
         labels = None if targets is None else targets.read
-        if feed is None and config.fetches_rows:
-            relays = relays_of(config, graph, plan, owners.owner_of(slice(None)), rows, counted)
-        feed = feed or sampled_feed(config, graph, plan, owners, comm.rank, rows, norm, backend, sums, labels, relays)
+        if feed is None:
+            owner = owners.owner_of(slice(None))  # once, because ranges make it
+            relays = relays_of(config, graph, plan, owner, rows, counted) if config.fetches_rows else None
+            feed = sampled_feed(
+                config, graph, plan, owners, owner, comm.rank, rows, norm, backend, sums, labels, relays
+            )
         load = _loader(context, runtime, feed.stack or plan.stack, rows, norm, targets)
         by_blocks = _split_scores(context, runtime, rows, norm)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()

@@ -274,12 +274,14 @@ def seeds_of(config: Config, graph: Graph, owner: Any) -> Seeds:
     """
     if graph.links:
         links, sample = graph.links["train"].array(), config.sample
-        return Seeds(np.arange(links.shape[0]), sample.batch, sample.drop_last, owner[links[:, 0]], config.run.ranks)
+        of_source = owner[links[:, 0]] if config.run.ranks > 1 else None
+        return Seeds(np.arange(links.shape[0]), sample.batch, sample.drop_last, of_source, config.run.ranks)
     training = training_rows(graph, config.data.splits, config.data.split)
     train = np.flatnonzero(training) if training is not None else np.zeros(0, np.int64)
     sample, ranks = config.sample, config.run.ranks
     dealt = ranges_of(train, owner, ranks) if sample.deal == "ranges" and ranks > 1 else None
     weights = _weights(config, graph, train) if sample.deal == "by-class" else None
+    owner = owner if ranks > 1 else None  # an array of all vertices, for one rank to be let go
     return Seeds(train, sample.batch, sample.drop_last, owner, ranks, dealt=dealt, weights=weights)
 
 

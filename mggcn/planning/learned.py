@@ -64,12 +64,21 @@ def plan_learned(config: Config, shape: GraphShape, rows: int, stack: Stack | No
     kept += 2 * batch.nbytes + 4 * rows + MOVED_COPIES * min(MOVED_ROWS, sources * ranks) * of.ld * ITEM_BYTES[dtype]
     if ranks == 1:
         return LearnedPlan(nbytes=kept + ROW_BYTES * sources, bytes_moved=moved)
-    # Every rank may ask for any row of this one, of which some have the same gradients to add.
-    asked = (ranks - 1) * min(rows, sources)
-    summed = min(rows, asked + sources)
-    kept += (sources + asked) * (row + ROW_BYTES) + summed * row
+    rooms = room_rows(rows, sources, ranks)
+    kept += sum(rooms.values()) * row + (sources + rooms["asked"]) * ROW_BYTES
     sent = 8 * (ranks - 1) + sources * (ID_BYTES + 2 * row)
     return LearnedPlan(nbytes=kept, bytes_moved=moved, messages=4, bytes_sent=sent)
+
+
+def room_rows(rows: int, sources: int, ranks: int) -> dict[str, int]:
+    """Return the most rows of each room for messages on a rank with so many vertices (LearnedRows in train/learned.py).
+
+    A step may read its own rows alone, and the next one none of them. Every rank may ask for any row of this one, of which
+    some have the same gradients to add.
+    """
+    own = min(rows, sources)
+    asked = (ranks - 1) * own
+    return {"own": own, "there": sources, "asked": asked, "sums": min(rows, asked + own)}
 
 
 def learned_lines(config: Config, shape: GraphShape, planned: LearnedPlan | None) -> list[str]:

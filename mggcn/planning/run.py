@@ -320,9 +320,9 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     )
     regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel)
     if rank_sizes.device.is_host:
-        # By which seeds are dealt, and with relays rows are asked for.
-        arrays = (1 + config.fetches_rows) * bool(config.sample.batch and num_ranks > 1 and not stats.kept_bytes)
-        regions["who holds which rows"] = (stats.kept_bytes + 2 * arrays) * shape.num_vertices
+        # By which seeds are dealt: of ranges an array is made.
+        dealt = 2 * bool(config.sample.batch and num_ranks > 1 and not stats.kept_bytes)
+        regions["who holds which rows"] = (stats.kept_bytes + dealt) * shape.num_vertices
     if runs_nccl(config.run):
         steps = chain.from_iterable(plan.steps(1, rank_sizes.dtype, False) for plan in held)
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)

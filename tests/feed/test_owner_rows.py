@@ -22,6 +22,7 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError, PlanError
 from mggcn.feed.fetched import OwnerRows
 from mggcn.feed.relays import Relays
+from mggcn.feed.sampled import SampledFeed
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.links import split_links
 from mggcn.graph.store_write import write_store
@@ -314,3 +315,21 @@ def test_without_batches_there_is_nothing_to_fetch() -> None:
     config = sampled(2, MODELS["gcn"], batch=0, fanout=())
     with pytest.raises(ConfigError, match=r"set sample\.batch"):
         resolve(owners_of(config), graph_of())
+
+
+def test_ranges_have_one_array_of_owners() -> None:
+    """Fails if what deals seeds, asks owners and finds what to ask for each have an array of all vertices of their own."""
+    config = owners_of(sampled(2, MODELS["gcn"]))
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, order="none"))
+
+    def body(rank: Rank) -> None:
+        feed = rank.feed
+        assert isinstance(feed, SampledFeed)
+        assert feed._relays is not None
+        arrays = feed._seeds.all.owner, feed._relays._seeds.all.owner, feed._relays.rows._owner
+        assert len({id(array) for array in arrays}) == 1
+        assert rank.plan.regions["who holds which rows"] == 2 * graph_of().num_vertices
+
+    on_apart(config, graph_of(), body, clean=True)
+    (alone,) = on_apart(sampled(1, MODELS["gcn"]), graph_of(), lambda rank: rank.feed, clean=True)
+    assert alone._seeds.all.owner is None

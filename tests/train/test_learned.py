@@ -28,6 +28,7 @@ from mggcn.model.kinds.ends import Input, LearnedGrad
 from mggcn.model.network import make_values
 from mggcn.model.values import Adjoint, Value
 from mggcn.partition.order import assign
+from mggcn.planning.learned import room_rows
 from mggcn.train.learned import LearnedRows, start_rows
 from mggcn.train.log import RunLog
 from tests.feed.test_blocks import MODELS, Twin, config_of, graph_of
@@ -327,6 +328,27 @@ def test_a_step_sends_what_others_own(ranks: int) -> None:
         assert requests == ranks * (ranks - 1) * 8 + remote * (4 + row)
         assert [one["pushed"] for one in of_ranks] == [one["remote"] * row for one in of_ranks]
     assert sum(one["remote"] for rank in sent for one in rank) > 0
+
+
+def test_rooms_are_no_larger_than_planned() -> None:
+    """Fails if a plan takes a batch's own rows and others' for one batch together: rooms have the most of each of any step."""
+    owners, sources = assign(40, 2, "random", 5), 12
+    most = room_rows(20, sources, 2)
+
+    def body(comm: Communicator) -> dict[str, int]:
+        spec = BufferSpec("rows", owners.counts[comm.rank], D, "fp32")
+        rows = LearnedRows(CpuBackend(torch.float32, 1), comm, owners, spec, ("exp_avg", "exp_avg_sq"), sources)
+        rows.initialize(31)
+        for step in range(4):
+            ids = owners.owned((comm.rank + step) % 2)[:sources]
+            rows.fetch(ids)
+            rows.gradient[: ids.size] = 1
+            rows.move(0.1)
+        return {name: rows._rooms[name].shape[0] for name in most}
+
+    for found in run_threads(2, body, 60):
+        assert all(count <= most[name] for name, count in found.items())
+        assert found["own"] + found["there"] == 2 * sources
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
