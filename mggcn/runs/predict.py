@@ -154,16 +154,25 @@ def _save(target: Path, scores: npt.NDArray[Any]) -> None:
 
 
 def _score(config: Config, folder: Path, store: Path | None, arguments: dict[str, Any]) -> None:
-    """Have the ranks of a run write their scores."""
-    if in_processes(config):
+    """Have the ranks of a run write their scores. Of learned rows all ranks map one file."""
+    rows = Path(arguments["out"]).with_suffix(".rows.npy") if config.data.learned else None
+    arguments = arguments | {"rows": "" if rows is None else str(rows)}
+    of_run: tuple[Any, ...] = (folder, config, arguments["weights"], arguments["seed"])
+    try:
+        if not in_processes(config):
+            chosen = weights_of(*of_run, file=rows)
+            on_local_ranks(config, lambda comm: predict_worker(comm, folder, arguments, chosen))
+            return
         if store is not None:
             partition_graph(config, open_store(store))  # once, before every rank looks for it
         command = [*python("mggcn.runs.worker"), "predict", str(folder), "--arguments", json.dumps(arguments)]
         with occupied(folder):  # ranks leave their reports and logs there
+            if rows is not None:
+                weights_of(*of_run, file=rows)
             run_ranks(command, config.run.ranks, folder, timeout_s=config.run.timeout_s)
-    else:
-        chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
-        on_local_ranks(config, lambda comm: predict_worker(comm, folder, arguments, chosen))
+    finally:
+        if rows is not None:
+            rows.unlink(missing_ok=True)
 
 
 def predict_worker(
@@ -182,7 +191,7 @@ def predict_worker(
     graph, layer = open_store(arguments["store"]), arguments["layer"]
     trained_on = GraphShape(**recorded["graph"])
     if chosen is None:
-        chosen = weights_of(folder, config, arguments["weights"], arguments["seed"])
+        chosen = _chosen_weights(folder, config, arguments)
     limit, target, learned = arguments["limit"], Path(arguments["out"]), config.data.learned > 0
     config, graph, chosen = with_learned(config, graph, chosen)
     if layer is not None:
@@ -202,6 +211,20 @@ def predict_worker(
     rank = make_rank(config, graph, plan, partition, comm)
     rank.trainer.runtime.weights.load_state_dict(chosen)
     write_scores(comm, rank, target, graph, probabilities)
+
+
+def _chosen_weights(folder: Path, config: Config, arguments: dict[str, Any]) -> Mapping[str, Tensor]:
+    """Return the weights that a rank process scores with, learned rows as they lie in the file that all ranks map."""
+    import torch
+
+    from mggcn.train.learned import NAME
+
+    rows = arguments["rows"]
+    chosen = weights_of(folder, config, arguments["weights"], arguments["seed"], rows=not rows)
+    if rows:
+        # Private copies of pages that are written to, of which there are none: torch warns of arrays that are read-only.
+        chosen[NAME] = torch.from_numpy(np.load(rows, mmap_mode="c", allow_pickle=False))
+    return chosen
 
 
 def check_alike(

@@ -21,13 +21,20 @@ START = "start.safetensors"
 
 
 def weights_of(
-    folder: Path, config: Config, weights: str = "best", seed: int | None = None, *, rows: bool = True
+    folder: Path,
+    config: Config,
+    weights: str = "best",
+    seed: int | None = None,
+    *,
+    rows: bool = True,
+    file: Path | None = None,
 ) -> dict[str, Tensor]:
     """Return the weights of a run: "best" (validation) or "last".
 
     seed: of a run with repeats; by default the one of the best validation score of all complete repeats. rows: whether
-    learned rows of all vertices (N, D) are among them, if the run has any; reading them takes as much memory as all of
-    their moments. Raises: RunError if it has none yet; ConfigError for a seed that it does not have.
+    learned rows of all vertices (N, D) are among them, if the run has any; file: in which these are then to lie, mapped,
+    instead of in memory. Raises: RunError if it has none yet, or the file cannot be written; ConfigError for a seed that it
+    does not have.
     """
     from mggcn.train.checkpoint import load_checkpoint, shared_parts
     from mggcn.train.learned import NAME, all_rows
@@ -42,7 +49,14 @@ def weights_of(
             f"{folder} holds no checkpoint, and so no weights; train the run, in Python: call fit() or resume()"
         )
     state = found[1].get(part) or found[1]["weights"]
-    whole = all_rows(found[1], best=weights == "best") if learned else None
+    if not learned:
+        return state
+    try:
+        whole = all_rows(found[1], best=weights == "best", file=file)
+    except OSError as error:
+        raise RunError(
+            f"learned rows of all vertices cannot be written to {file}: {reason(error)}; free space or choose another --out"
+        ) from error
     return state if whole is None else {NAME: whole, **state}
 
 

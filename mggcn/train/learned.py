@@ -7,8 +7,10 @@ D columns, P ranks.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -268,10 +270,11 @@ class LearnedRows:
         """Return memory for as many rows as an index has, without padding, as messages carry them: valid until the next
         call of this name. It grows in the first steps, and stays.
         """
-        count, held = index.shape[0], self._rooms.get(name)
-        if held is None or held.shape[0] < count:
-            held = self._rooms[name] = torch.empty(count, self.values.shape[1], dtype=self.values.dtype)
-        return held[:count]
+        count = index.shape[0]
+        if name not in self._rooms or self._rooms[name].shape[0] < count:
+            self._rooms.pop(name, None)  # first, so that there are never two
+            self._rooms[name] = torch.empty(count, self.values.shape[1], dtype=self.values.dtype)
+        return self._rooms[name][:count]
 
 
 def _whole(padded: Tensor) -> Tensor:
@@ -288,14 +291,24 @@ def parts_with_rows(
             yield part[f"{ROWS}.ids"].numpy(), part
 
 
-def all_rows(parts: Mapping[str, Mapping[str, Tensor]], *, best: bool) -> Tensor | None:
-    """Return the learned rows of all vertices (N, D) of a checkpoint, the best if it has them; None without any."""
+def all_rows(parts: Mapping[str, Mapping[str, Tensor]], *, best: bool, file: Path | None = None) -> Tensor | None:
+    """Return the learned rows of all vertices (N, D) of a checkpoint, the best if it has them; None without any.
+
+    file: the `.npy` file in which they are to lie, mapped; None: in memory. Raises: OSError.
+    """
     found = list(parts_with_rows(parts))
     if not found:
         return None
     name = f"{ROWS}.best" if best and all(f"{ROWS}.best" in part for _, part in found) else f"{ROWS}.weight"
     first = found[0][1][name]
-    whole = first.new_zeros(sum(ids.size for ids, _ in found), first.shape[1])
+    shape = sum(ids.size for ids, _ in found), first.shape[1]
+    if file is None:
+        whole = first.new_zeros(shape)
+    else:
+        mapped = np.lib.format.open_memmap(file, "w+", first.numpy().dtype, shape)
+        with file.open("r+b") as made:  # a full disk is an error here, and a signal where a page is written
+            os.posix_fallocate(made.fileno(), 0, os.fstat(made.fileno()).st_size)
+        whole = torch.from_numpy(mapped)
     for ids, part in found:
         whole[torch.from_numpy(ids)] = part[name]
     return whole

@@ -15,7 +15,11 @@ import mggcn
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
-from mggcn.runs.weights import weights_of_run
+from mggcn.runs.folder import read_run
+from mggcn.runs.predict import _chosen_weights
+from mggcn.runs.weights import weights_of, weights_of_run
+from mggcn.train import checkpoint
+from mggcn.train.checkpoint import load_tensors
 from tests.cli.runs import finish, refused, result, run_main, start
 
 D = 6
@@ -210,3 +214,24 @@ def test_a_module_of_ones_own_has_its_own_rows(graph: Graph) -> None:
     """Fails if a setting that a user's module would not read is taken."""
     with pytest.raises(ConfigError, match=r"data\.inputs"):
         mggcn.Trainer(graph, torch.nn.Linear(3, 3), inputs="learned:4")
+
+
+def test_rank_processes_map_one_file_of_rows(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if each rank that predicts reads the rows and moments of all ranks, or the file has others, or stays."""
+    run, file = tmp_path / "run", tmp_path / "rows.npy"
+    assert run_main("train", store, *SETTINGS, *BATCHES, *ranks(2), "--epochs", 2, "--out", run) == 0
+    config, expected, read = read_run(run)[0], weights_of_run(run), list[str]()
+    assert torch.equal(weights_of(run, config, file=file)["embedding.weight"], expected["embedding.weight"])
+
+    def noted(path: Path) -> dict[str, torch.Tensor]:
+        read.append(path.stem)
+        return load_tensors(path)
+
+    monkeypatch.setattr(checkpoint, "load_tensors", noted)
+    chosen = _chosen_weights(run, config, {"rows": str(file), "weights": "best", "seed": None})
+    assert all(torch.equal(chosen[name], tensor) for name, tensor in expected.items())
+    assert "weights" in read
+    assert not any(name.startswith("rank-") for name in read)
+    before = sorted(path.name for path in run.iterdir())
+    assert run_main("predict", run) == 0
+    assert sorted(path.name for path in run.iterdir()) == sorted([*before, "scores.npy"])

@@ -185,7 +185,9 @@ def test_predictions_beside_each_other(
     assert main(["train", str(store), "--out", str(several), *settings]) == 0
     read: list[Path] = []
     weights_of, open_memmap = predictions.weights_of, np.lib.format.open_memmap
-    monkeypatch.setattr(predictions, "weights_of", lambda folder, *a: read.append(folder) or weights_of(folder, *a))
+    monkeypatch.setattr(
+        predictions, "weights_of", lambda folder, *a, **more: read.append(folder) or weights_of(folder, *a, **more)
+    )
     predict(several)
     assert read == [several]
     written = []
