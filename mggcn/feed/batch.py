@@ -194,6 +194,10 @@ class Feed(Protocol):
         """Return, for the history, what all ranks' batches of an epoch have read since this was last asked, by name."""
         ...
 
+    def halt(self) -> None:
+        """Leave what threads make ahead: nobody waits for it. An epoch that is asked for after that begins anew."""
+        ...
+
 
 class WholeGraph:
     """The feed of whole-graph training: one step an epoch, over everything."""
@@ -207,3 +211,6 @@ class WholeGraph:
 
     def counts(self, seed: int, number: int) -> Mapping[str, int]:
         return {}
+
+    def halt(self) -> None:
+        return

@@ -129,3 +129,6 @@ class LinkFeed:
 
     def counts(self, seed: int, number: int) -> Mapping[str, int]:
         return {}
+
+    def halt(self) -> None:
+        return

@@ -8,9 +8,10 @@ Source: BatchGNN, section 3.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +63,8 @@ class Relays:
         self._seen = np.zeros(slots.num_vertices, np.bool_)
         self._thread = ThreadPoolExecutor(1, "mggcn-relays") if ahead else None
         self._next: tuple[Key, Future[Needs]] | None = None
+        self._halted = threading.Event()
+        """Whether the thread is to leave what it has begun."""
         self._here = deque[_Macrobatch]()
         """One behind the other."""
         self._read: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
@@ -109,6 +112,18 @@ class Relays:
         names = ("rows_own", "rows_cached", "rows_remote", "rows_fetched")
         return {} if found is None else dict(zip(names, found.tolist(), strict=True))
 
+    def halt(self) -> None:
+        """Have the thread leave what it draws ahead, which may be an epoch; what is fetched after that begins anew.
+
+        Cost: the batch that is being drawn.
+        """
+        if self._next is None:
+            return
+        self._halted.set()
+        wait([self._next[1]])
+        self._next = None
+        self._halted.clear()
+
     def _needs(self, key: Key) -> Needs:
         """Return what a macrobatch needs, and have a thread find that of the next one."""
         if self._thread is None:
@@ -128,6 +143,8 @@ class Relays:
         whose, seen, counts = self.rows.whose, self._seen, np.zeros(COUNTS, np.int64)
         seen[:] = False  # also what an error left
         for at in self._macros.span(number):
+            if self._halted.is_set():
+                break  # `halt` does not read what was found
             step = self._seeds.step(seed, at)
             for ids in self._inputs(step, self._seeds.own(step)):
                 of = whose[ids]

@@ -87,6 +87,11 @@ class SampledFeed:
     def counts(self, seed: int, number: int) -> Mapping[str, int]:
         return {} if self._relays is None else self._relays.counts(seed, number)
 
+    def halt(self) -> None:
+        self._drop()
+        if self._relays is not None:
+            self._relays.halt()
+
     def _next(self, seed: int, step: int) -> Batch | None:
         """Return the batch of a step, None if it is too large, and have those behind it drawn."""
         end = step + self._ahead + 1

@@ -171,7 +171,10 @@ def train_rank(
         stop.saves = True
         setup_seconds = time.perf_counter() - started
         with logged(config, folder, on_epoch, comm.rank) as follow:
-            complete = rank.trainer.fit(log, folder, follow, heartbeat)
+            try:
+                complete = rank.trainer.fit(log, folder, follow, heartbeat)
+            finally:
+                rank.feed.halt()  # a process does not end before its threads
         rank.watch.close()
         peak = largest_peak(rank, comm)
         taken = nccl_record(plan, comm, rank.trainer.runtime.backend)

@@ -225,6 +225,9 @@ class Stopping:
     def counts(self, seed: int, number: int) -> Mapping[str, int]:
         return self.inner.counts(seed, number)
 
+    def halt(self) -> None:
+        self.inner.halt()
+
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_run_goes_on_within_an_epoch(step: int, tmp_path: Path) -> None:

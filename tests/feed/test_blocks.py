@@ -59,6 +59,9 @@ class Drawn:
     def counts(self, seed: int, number: int) -> Mapping[str, int]:
         return {}
 
+    def halt(self) -> None:
+        return
+
 
 def drawn(adj_t: Any, targets: npt.NDArray[np.int64], rng: Any) -> tuple[BlockEdges, npt.NDArray[np.int64]]:
     """Some in-edges of the targets, and their sources behind the targets."""

@@ -23,6 +23,7 @@ from mggcn.errors import ConfigError, PlanError
 from mggcn.feed.fetched import OwnerRows
 from mggcn.feed.relays import Relays
 from mggcn.feed.sampled import SampledFeed
+from mggcn.feed.seeds import Step
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.links import split_links
 from mggcn.graph.store_write import write_store
@@ -333,3 +334,39 @@ def test_ranges_have_one_array_of_owners() -> None:
     on_apart(config, graph_of(), body, clean=True)
     (alone,) = on_apart(sampled(1, MODELS["gcn"]), graph_of(), lambda rank: rank.feed, clean=True)
     assert alone._seeds.all.owner is None
+
+
+def test_a_thread_that_draws_an_epoch_ahead_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a feed that is stopped waits for all batches of the next macrobatch, or then gives other ones."""
+    inputs, began, drawn = Relays._inputs, dict[Relays, threading.Event](), dict[Relays, int]()
+
+    def noted(self: Relays, step: Step, seeds: Any) -> Any:
+        if threading.current_thread().name.startswith("mggcn-relays"):
+            drawn[self] = drawn.get(self, 0) + 1
+            if not began[self].is_set():
+                began[self].set()
+                assert self._halted.wait(60)
+        return inputs(self, step, seeds)
+
+    def body(rank: Rank) -> Any:
+        feed = rank.feed
+        assert isinstance(feed, SampledFeed)
+        assert feed._relays is not None
+        began[feed._relays] = threading.Event()
+        first = feed.epoch(8123, 0)
+        next(first)
+        assert began[feed._relays].wait(60)
+        feed.halt()
+        assert drawn[feed._relays] == 1 < feed.num_steps
+        first.close()
+        return [contents(feed.epoch(8123, epoch)) for epoch in range(EPOCHS)]
+
+    def mapped(rank: Rank) -> Any:
+        return [contents(rank.feed.epoch(8123, epoch)) for epoch in range(EPOCHS)]
+
+    config = with_epochs(sampled(2, MODELS["sage"], batch=5, ahead=1), EPOCHS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Relays, "_inputs", noted)
+        found = on_apart(owners_of(config, macro=0), graph_of(), body)
+    for mine, other in zip(found, on_apart(config, graph_of(), mapped, clean=True), strict=True):
+        assert all(alike(one, two) for one, two in zip(mine, other, strict=True))

@@ -331,7 +331,7 @@ def test_a_step_sends_what_others_own(ranks: int) -> None:
 
 
 def test_rooms_are_no_larger_than_planned() -> None:
-    """Fails if a plan takes a batch's own rows and others' for one batch together: rooms have the most of each of any step."""
+    """Fails if a plan takes a batch's own rows and others' for one batch together: rooms have the most of any step."""
     owners, sources = assign(40, 2, "random", 5), 12
     most = room_rows(20, sources, 2)
 

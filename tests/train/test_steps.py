@@ -73,6 +73,9 @@ class Watched:
     def counts(self, seed: int, number: int) -> Mapping[str, int]:
         return self.inner.counts(seed, number)
 
+    def halt(self) -> None:
+        self.inner.halt()
+
 
 def feeds_of(ranks: int, *, vary: bool = True, steps: int = STEPS, **last: Any) -> list[Watched]:
     """Feeds of all ranks; `last` of the last one."""
