@@ -331,7 +331,7 @@ class Config:
             _require(
                 sample.plan != "run" or not self.reads_whole_batches,
                 "sample.plan run may cut a step into halves, and a batch norm, sample.weights block, or sample.halo "
-                "history would see each alone; choose bound or auto",
+                "history of several ranks would see each alone; choose bound or auto",
             )
             _require(
                 model.typed or not sample.by_type,
@@ -482,7 +482,7 @@ class Config:
     @property
     def reads_whole_batches(self) -> bool:
         """Whether a step's result depends on all of its seeds together, beside the sum of their losses."""
-        return self.model.norm_layer == "batch" or self.sample.weights == "block" or self.sample.halo == "history"
+        return self.model.norm_layer == "batch" or self.sample.weights == "block" or self.reads_history
 
 
 PARTS: dict[str, type] = {

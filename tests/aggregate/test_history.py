@@ -382,6 +382,9 @@ def test_settings_of_a_cache_need_one() -> None:
         resolve(whole, graph_of())
     with pytest.raises(ConfigError, match=r"sample.plan run may cut a step"):
         history(2, MODELS["gcn"], plan="run")
+    alone = history(1, MODELS["gcn"], plan="run")  # without others' rows a half is a batch as any other
+    assert not alone.plans_bounds
+    assert history(2, MODELS["gcn"]).plans_bounds
     with pytest.raises(ConfigError, match="cannot continue on 3"):
         with_ranks(history(2, MODELS["gcn"]), 3)
     with pytest.raises(ConfigError, match="the run of 1 cannot continue on 2"):
