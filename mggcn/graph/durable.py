@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,30 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone(path: Path, waits: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Let one process, or thread, in at a time; `path`, the lock, is gone at the end. waits: called before it waits.
+
+    In folders that cannot be written, and on file systems without locks, nothing is locked.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            waits()
+            lock.acquire()
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            path.unlink(missing_ok=True)  # who waits finds that its file has no name, and locks a new one
+            lock.release()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, write_store
 from mggcn.partition.cache import cuts
 from mggcn.partition.cache.cuts import is_kept, kept_in
-from mggcn.partition.cut.libra import LibraSettings
+from mggcn.partition.cut.libra import LibraSettings, libra
 from mggcn.partition.cut.partition import CutPartition, cut_stats, exchange_lists
 from mggcn.partition.make import make_partition, stats_from_dict, stats_of
 from mggcn.partition.rows.partition import RowPartition
@@ -81,6 +84,29 @@ def test_cuts_are_kept_in_the_cache_of_the_user(tmp_path: Path, monkeypatch: pyt
     other = make_partition("cut", graph, ranks=2, order="random", seed=1, bins=1)
     assert isinstance(other, CutPartition)
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
+def test_ranks_that_lack_a_cut_at_once_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if ranks of a machine each make the cut, each with its memory, or a lock is left beside it."""
+    write_store(graph_of("random"), tmp_path / "store")
+    graph, made = open_store(tmp_path / "store"), list[int]()
+
+    def slow(*arguments: Any) -> Any:
+        made.append(1)
+        time.sleep(0.3)
+        return libra(*arguments)
+
+    monkeypatch.setattr(cuts, "libra", slow)
+    with ThreadPoolExecutor(4) as ranks:
+        wanted = [ranks.submit(make_partition, "cut", graph, ranks=4, order="random", seed=1, bins=1) for _ in range(4)]
+        found = [one.result() for one in wanted]
+    assert len(made) == 1
+    parts = [one.cut.parts for one in found if isinstance(one, CutPartition)]
+    assert len(parts) == 4
+    assert all(np.array_equal(one, parts[0]) for one in parts)
+    folder = kept_in(graph, "libra-4-1-shuffled")
+    assert folder is not None
+    assert [path.name for path in folder.iterdir()] == ["libra-4-1-shuffled"]
 
 
 def test_a_cut_beside_the_store_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from mggcn.files import open_file, reason
 from mggcn.graph.build.room import Room, beside, fingerprint
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
+from mggcn.graph.durable import alone
 from mggcn.graph.edges import Edges
 from mggcn.graph.named.catalogue import Dataset
 from mggcn.graph.options import GraphOptions
@@ -64,7 +65,7 @@ def obtain(dataset: Dataset, folder: Path, say: Say = _print) -> Path:
     if is_store(store):
         return store
     lock = folder / f".{dataset.name}.lock"
-    with _alone(lock, lambda: say(f"{dataset.name}: waiting for another process that makes it")):
+    with alone(lock, lambda: say(f"{dataset.name}: waiting for another process that makes it")):
         if is_store(store):
             return store
         if fetched := not os.path.lexists(files):
@@ -85,30 +86,6 @@ def _gone_if_refused(files: Path | None) -> Iterator[None]:
         if files is not None:
             shutil.rmtree(files) if files.is_dir() else files.unlink()
         raise
-
-
-@contextlib.contextmanager
-def _alone(path: Path, waits: Callable[[], object]) -> Iterator[None]:
-    """Let one command, or rank of torchrun, in at a time; `path`, the lock, is gone at the end.
-
-    In folders that cannot be written, and on file systems without locks, nothing is locked.
-    """
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            waits()
-            lock.acquire()
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            path.unlink(missing_ok=True)  # who waits finds that its file has no name, and locks a new one
-            lock.release()
 
 
 def _read(dataset: Dataset, files: Path, room: Room, fetched: bool) -> Graph:

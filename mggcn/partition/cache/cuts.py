@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from mggcn.errors import StoreError
 from mggcn.graph.csr import ArrayRows, Graph, Rows
+from mggcn.graph.durable import alone
 from mggcn.graph.layout import graph_sha256
 from mggcn.graph.store import store_folder
 from mggcn.graph.store_write import CUTS
@@ -132,9 +133,17 @@ class Kind(Generic[S, C]):
         return Stored(cut, target, seconds)
 
     def for_run(self, graph: Graph, settings: S) -> C:
-        """Return the cut of a run: as `find_or_make` where `kept_in` says, or made for this run alone."""
+        """Return the cut of a run: as `find_or_make` where `kept_in` says, or made for this run alone.
+
+        Of ranks and runs that lack it at once one makes it, and the others of its machine wait: each would need the memory.
+        """
         folder = kept_in(graph, settings.name)
-        return self.make(graph, settings) if folder is None else self.find_or_make(graph, settings, folder).cut
+        if folder is None:
+            return self.make(graph, settings)
+        if (folder / settings.name).exists():
+            return self.find_or_make(graph, settings, folder).cut
+        with alone(folder / f".{settings.name}.lock"):
+            return self.find_or_make(graph, settings, folder).cut
 
 
 def _vertex_cut_arrays(cut: VertexCut) -> dict[str, Rows]:
