@@ -53,7 +53,7 @@ def schedule_of(parts: tuple[RelationRows, ...], like: Sparse | None) -> Any:
 
 
 def _by_relation(backend: KernelBackend, tile: Tile, like: Sparse | None) -> Iterator[RelationRows]:
-    assert tile.types is not None
+    assert tile.types is not None  # upload_tile has looked
     order = np.argsort(tile.types, kind="stable")  # entries of a relation keep the order of rows and columns
     types = tile.types[order]
     rows = np.repeat(np.arange(tile.indptr.shape[0] - 1, dtype=np.int32), np.diff(tile.indptr))[order]
@@ -95,7 +95,7 @@ class RelationWork:
 
     def gradient(self, relation: int) -> Tensor:
         """Return the gradient of W_r (D, E)."""
-        assert self.gradients is not None
+        assert self.gradients is not None  # asked for backwards alone, where there are some
         return self.gradients[relation].view(self.near.shape[1], self.far.shape[1])
 
 
@@ -135,7 +135,7 @@ class RelationSums(PartialSums):
     """Adds up rows of sums (`Relational`); every tile adds its relations in their order."""
 
     def __init__(self, op: Relational, backend: KernelBackend, target: Target) -> None:
-        assert op.work is not None
+        assert op.work is not None  # ops that run have their room
         super().__init__(backend, target)
         self._op, self._work = op, op.work
         self._h = target.local[0] if op.backward else None
@@ -154,7 +154,7 @@ class RelationSums(PartialSums):
         backend.scatter_add_rows(far, part.rows, self._out)
 
     def _backward(self, part: RelationRows, g: Tensor) -> None:
-        assert self._h is not None
+        assert self._h is not None  # as `tile` has seen
         count, work, backend = part.rows.shape[0], self._work, self._backend
         near, far = work.near[:count], work.far[:count]
         backend.spmm(part.matrix, g, far, accumulate=False, epilogue=None)

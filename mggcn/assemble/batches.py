@@ -18,6 +18,7 @@ from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.sampler import Sampler
 from mggcn.comm.base import Communicator
 from mggcn.config import Config
+from mggcn.errors import PlanError
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.fetched import FetchedRows, OwnerRows
@@ -107,7 +108,8 @@ def sampled_feed(
     relays: where rows of other ranks are asked of their owners, what does.
     """
     model, sample, stack, run = config.model, config.sample, plan.stack, config.run
-    assert stack is not None
+    if stack is None:
+        raise PlanError("a feed of batches needs a plan that has some")
     adj_t, dtype = graph.adj_t, STORAGE[run.precision]
     values = EdgeValues(
         adj_t,
@@ -159,7 +161,8 @@ def relays_of(
     Collective.
     """
     stack, sample, owned = plan.stack, config.sample, plan.ranks[comm.rank].sizes.owned
-    assert stack is not None
+    if stack is None:
+        raise PlanError("rows are fetched for batches, and the plan has none")
     cached = cached_rows(graph, owner, comm.rank, sample.cache_rows)
     storage = DTYPES[STORAGE[config.run.precision]]
     rows = OwnerRows(fetch_plan(config, plan.shape, owned), owner, reader, storage, comm, cached)

@@ -20,7 +20,7 @@ from mggcn.blocks.sampler import Drawn, Sampler
 from mggcn.blocks.shared import Counts, Share
 from mggcn.blocks.slot import Slot
 from mggcn.config import Config
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, PlanError
 from mggcn.feed.labels import class_weights, rows_of_labels
 from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.seeds import RankSeeds, Seeds, ranges_of
@@ -29,7 +29,7 @@ from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
 from mggcn.planning.batch_rows import ReadRows, relay_slots
 from mggcn.planning.batch_sharing import BatchSizes, mean_stack_of, with_batches
-from mggcn.planning.batches import feed_bytes, one_vertex, pads_batches, share_plan, slot_plan, stack_of
+from mggcn.planning.batches import bound_stack, feed_bytes, one_vertex, pads_batches, share_plan, slot_plan
 from mggcn.planning.shape import GraphShape
 
 DRAWN = 24
@@ -55,11 +55,13 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     owner uint16 (N,): the rank of each vertex. Cost: at most DRAWN batches are drawn, without features. Raises: as
     `seeds_of`.
     """
-    bound = stack_of(config, shape, int(np.bincount(owner).max(initial=0)))
+    if not config.sample.batch:
+        return None
+    bound = bound_stack(config, shape, int(np.bincount(owner).max(initial=0)))
     if config.sample.deal == "by-class":
         seeds_of(config, graph, owner)  # refused, if it must be, before anything is written
     plan = config.sample.plan
-    if bound is None or (plan == "bound" and not config.shares_batches):
+    if plan == "bound" and not config.shares_batches:
         return bound
     inputs = 1 + (config.sample.first == "full")
     is_small = config.plans_bounds or feed_bytes(config, shape, bound, len(bound.blocks), inputs) <= LITTLE_BYTES
@@ -157,7 +159,8 @@ def _sizes_on_ranks(
     of_row[: step.size] = seeds.ranks_of(step)
     found = list[list[npt.NDArray[np.int64]]]()
     for targets, sources, hop in zip(drawn.sizes, drawn.sizes[1:], drawn.hops, strict=False):
-        assert hop.transposed is not None
+        if hop.transposed is None:
+            raise PlanError("a batch that ranks share needs the transpose of every hop")
         there = share.count(hop.indptr, hop.indices, of_row[:targets], of_row[:sources])
         forth = [there.columns.copy(), there.edges.copy(), *_exchanged(there)]
         back = share.count(hop.transposed.indptr_t, hop.transposed.indices_t, of_row[:sources], of_row[:targets])
@@ -176,8 +179,7 @@ def drawn_sizes(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> 
     owner: as for `stack_for`. Cost: DRAWN batches are drawn, that of all ranks and each rank's own, without features.
     """
     config = with_batches(config, "cooperative")
-    bound = stack_of(config, shape, int(np.bincount(owner).max(initial=0)))
-    assert bound is not None
+    bound = bound_stack(config, shape, int(np.bincount(owner).max(initial=0)))
     depth, ranks = len(bound.blocks), config.run.ranks
     slots = dataclasses.replace(slot_plan(config, shape, bound, depth), places=False)
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
@@ -217,8 +219,7 @@ def read_rows(
     steps, at most those of an epoch. Cost: P draws a step, and 3 N bytes for each size. Raises: as `seeds_of`.
     """
     config = with_batches(config, "independent")
-    bound, ranks = stack_of(config, shape), config.run.ranks
-    assert bound is not None
+    bound, ranks = bound_stack(config, shape), config.run.ranks
     slots = relay_slots(config, shape, bound)
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds = Slot(slots), RankSeeds(seeds_of(config, graph, owner), links=draws_of_links(config, graph))
@@ -292,7 +293,10 @@ def _weights(config: Config, graph: Graph, train: npt.NDArray[np.int64]) -> npt.
     ignored = [label for label in config.train.ignored_labels if label < counts.size]
     counts[ignored] = 0
     by_class = class_weights(config.train, counts)
-    assert by_class is not None
+    if by_class is None:
+        raise ConfigError(
+            "sample.deal by-class needs train.class_weights, which is none; set it to balanced, or to numbers"
+        )
     by_class[ignored] = 0
     weights: npt.NDArray[np.float64] = by_class[labels]
     most, total = int(labels[weights.argmax()]) if train.size else 0, float(weights.sum())

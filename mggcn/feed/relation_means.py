@@ -47,7 +47,7 @@ class RelationMeans:
         ids (T,): its targets. sums float64 (R,): work space, zero before and after. Cost: a random access for each edge,
         and, of weighted graphs drawn by type, a pass over the targets' rows for each relation that was drawn.
         """
-        assert hop.places is not None
+        assert hop.places is not None  # typed batches have them (slot_plan)
         arguments = native.RelationMeansArgs(
             indptr=hop.indptr.ctypes.data,
             place=hop.places.ctypes.data,

@@ -18,6 +18,7 @@ from mggcn.blocks.block import RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, Sampler
 from mggcn.blocks.shared import Share
+from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.history import RemoteRows
@@ -172,7 +173,8 @@ class SampledFeed:
     def _ranks_of(self, share: Share, ids: Vector, seeds: Vector) -> Vector:
         """Return the rank of each row of a batch that ranks share: its owner, of a seed the one to which it is dealt."""
         dealt = self._seeds.all
-        assert dealt.owner is not None
+        if dealt.owner is None:
+            raise PlanError("ranks share a batch, and nothing says whose its rows are")
         of_row = np.take(dealt.owner, ids, out=share.arrays["of_row"][: ids.size], mode="clip")
         of_row[: seeds.size] = dealt.ranks_of(seeds)
         return of_row

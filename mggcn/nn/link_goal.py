@@ -50,7 +50,7 @@ class LinkGoal:
         looks: whether a user's function is looked at, as of `check_mean`. Raises: ConfigError.
         """
         (batch,) = self._feed.epoch(seed, epoch)
-        assert batch.pairs is not None
+        assert batch.pairs is not None  # LinkFeed gives them
         self._backend.activate()
         self._memory.write(batch.pairs)
         scores = pair_scores(

@@ -166,7 +166,7 @@ class RelationMeans(EdgeOp):
         return Columns(mixed, cols, mixed) if self.backward else Columns(self.width, cols, cols)
 
     def begin(self, backend: KernelBackend, target: Target) -> MixedMeans:
-        assert self.room is not None
+        assert self.room is not None  # ops that run have theirs
         return MixedMeans(self, self.room, backend, target)
 
 

@@ -21,7 +21,7 @@ from mggcn.config import Config
 from mggcn.memory.arena import ITEM_BYTES
 from mggcn.memory.device import STORAGE
 from mggcn.memory.units import human
-from mggcn.planning.batches import DRAWN_BYTES, ORDER_BYTES, cache_line, slot_plan, stack_of, steps_of
+from mggcn.planning.batches import DRAWN_BYTES, ORDER_BYTES, bound_stack, cache_line, slot_plan, steps_of
 from mggcn.planning.shape import GraphShape
 
 Counts = npt.NDArray[np.int64]
@@ -143,8 +143,7 @@ def fetch_plan(config: Config, shape: GraphShape, owned: int) -> FetchPlan:
 
     A macrobatch reads at most all that others own, and what fan-outs allow: also a step that comes in halves.
     """
-    macros, stack = Macrobatches(steps_of(config, shape), config.sample.macro), stack_of(config, shape)
-    assert stack is not None
+    macros, stack = Macrobatches(steps_of(config, shape), config.sample.macro), bound_stack(config, shape)
     others, ahead = shape.num_vertices - owned, max(config.sample.ahead, 0)
     cached = min(config.sample.cache_rows, others)
     return FetchPlan(

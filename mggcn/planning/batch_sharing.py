@@ -20,7 +20,7 @@ from mggcn.cost.machine import Machine
 from mggcn.memory.device import DEVICES, not_captured
 from mggcn.memory.units import human
 from mggcn.model.lower import aggregations
-from mggcn.planning.batches import pads_batches, stack_of
+from mggcn.planning.batches import bound_stack, pads_batches
 from mggcn.planning.cost_text import seconds_text
 from mggcn.planning.op_cost import batch_cost, training_cost
 from mggcn.planning.run import RunPlan, plan_run
@@ -89,9 +89,7 @@ def expected_sizes(config: Config, shape: GraphShape) -> dict[str, BatchSizes]:
     Within the bounds of fan-outs; every vertex has any of the ranks as its owner with the same chance.
     """
     ranks = config.run.ranks
-    own, shared = (stack_of(with_batches(config, way), shape) for way in ("independent", "cooperative"))
-    assert own is not None
-    assert shared is not None
+    own, shared = (bound_stack(with_batches(config, way), shape) for way in ("independent", "cooperative"))
     hops, sizes, exchanged = tuple(reversed(shared.together)), list[Sequence[int]](), dict[Block, tuple[int, int]]()
     for block, hop in zip(reversed(shared.blocks), hops, strict=True):
         edges = -(-hop.edges // ranks)

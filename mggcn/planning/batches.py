@@ -146,14 +146,17 @@ def _mapped_bytes(config: Config, shape: GraphShape) -> int:
     return edges + 8 * (shape.num_vertices + shape.feature_nnz)
 
 
-def stack_of(config: Config, shape: GraphShape, owned: int = 0) -> Stack | None:
-    """Return the blocks of a step with their bounds on every rank; None: a step is the whole graph. Raises: ConfigError.
+def stack_of(config: Config, shape: GraphShape) -> Stack | None:
+    """Return the blocks of a step with their bounds on every rank; None: a step is the whole graph. Raises: ConfigError."""
+    return bound_stack(config, shape) if config.sample.batch else None
+
+
+def bound_stack(config: Config, shape: GraphShape, owned: int = 0) -> Stack:
+    """Return the blocks of a step on a batch with their bounds on every rank. Raises: ConfigError.
 
     owned: the most vertices of a rank, if that is known.
     """
     sample = config.sample
-    if not sample.batch:
-        return None
     if sample.draw == "weight" and not shape.weighted:
         raise ConfigError("sample.draw weight needs a graph with weights, and this one has none; draw uniformly")
     seeds, ranks = min(sample.batch, shape.num_training or shape.num_vertices), config.run.ranks

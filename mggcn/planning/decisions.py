@@ -167,8 +167,9 @@ class RunDecisions:
         if not self.config.reads_history:
             return local
         values = self.values.training.values()
-        over = (v for v in values if isinstance(v.kind, Aggregate) and not v.kind.backward and v.kind.block == block)
-        return history_plan(self.config, self.stats, rank, local, next(over), steps_of(self.config, self.shape))
+        over = ((v.kind, v.operands[0]) for v in values if isinstance(v.kind, Aggregate) and not v.kind.backward)
+        kind, operand = next((kind, operand) for kind, operand in over if kind.block == block)
+        return history_plan(self.config, self.stats, rank, local, kind, operand, steps_of(self.config, self.shape))
 
     def panel_width(self) -> int:
         """Return the columns of a panel of set-up, 0 if it computes nothing: all ranks use the width that fits the

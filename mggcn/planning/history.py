@@ -30,11 +30,10 @@ LIST_BYTES: Final = 64
 
 
 def history_plan(
-    config: Config, stats: PartitionStats, rank: int, local: LocalPlan, aggregation: Value, steps: int
+    config: Config, stats: PartitionStats, rank: int, local: LocalPlan, kind: Aggregate, operand: Value, steps: int
 ) -> HistoryPlan:
-    """Return the plan of a block whose sum over neighbours is this aggregation. steps: of an epoch."""
-    sample, kind, (operand, *_) = config.sample, aggregation.kind, aggregation.operands
-    assert isinstance(kind, Aggregate)
+    """Return the plan of a block over which an aggregation runs. operand: what it sums; steps: of an epoch."""
+    sample = config.sample
     received, sent = exchanged(stats, rank)
     cache = Cache(
         received=received,
