@@ -28,6 +28,7 @@ from mggcn.planning.advice import require_fit
 from mggcn.planning.run import RunPlan
 from mggcn.runs import predict as predicting
 from mggcn.runs import prediction_files
+from mggcn.runs import score as scoring
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,8 +84,8 @@ class LastScorer:
         # Another process may train the run of a folder.
         asked = (weights, layer, newest(_folder(run) / "checkpoints"))
         if self._kept is None or self._kept[0] != asked or self._kept[1] is not graph:
-            config, read, state = predicting.with_learned(run.config, graph, run.state(weights))
-            self._kept = asked, graph, predicting.scorer_of(config, read, run.plan.shape, state, layer)
+            config, read, state = scoring.with_learned(run.config, graph, run.state(weights))
+            self._kept = asked, graph, scoring.scorer_of(config, read, run.plan.shape, state, layer)
         return self._kept[2]
 
 
@@ -95,19 +96,19 @@ def predict(
     task, shown = run.plan.shape.task, wanted.probabilities
     other = graph if graph is None or isinstance(graph, Graph) else load(graph)
     if other is not None and run.config.data.learned:
-        predicting.check_own_graph(run.config, other, graph_sha256(run.graph), other.name, "the run")
+        scoring.check_own_graph(run.config, other, graph_sha256(run.graph), other.name, "the run")
         other = None
     if pairs is not None:
         alone = {"layer": wanted.layer, "classes": wanted.classes, "vertices": vertices is not None}
         prediction_files.check_pairs(task, None, alone)
-        ends = predicting.rows_of_pairs(run.graph if other is None else other, pairs)
+        ends = scoring.rows_of_pairs(run.graph if other is None else other, pairs)
         scorer = last.of(run, wanted.weights, None, other)
-        return predicting.pair_scores(scorer, ends, run.state(wanted.weights), probabilities=shown)
+        return scoring.pair_scores(scorer, ends, run.state(wanted.weights), probabilities=shown)
     prediction_files.check_kind(task, classes=wanted.classes, probabilities=shown)
     prediction_files.check_layer(run.config.model, wanted.layer, classes=wanted.classes, probabilities=shown)
     rows = None if vertices is None else rows_of(run.graph if other is None else other, vertices)
-    if rows is not None and predicting.by_neighbourhood(run.config):
-        scores = predicting.scores_by(last.of(run, wanted.weights, wanted.layer, other), rows)
+    if rows is not None and scoring.by_neighbourhood(run.config):
+        scores = scoring.scores_by(last.of(run, wanted.weights, wanted.layer, other), rows)
         scores = prediction_files.probabilities_of(scores, task) if shown else scores
     else:
         scores = _of_all(run, wanted, other)[slice(None) if rows is None else rows]
@@ -123,11 +124,11 @@ def _of_all(run: Trained, wanted: Wanted, other: Graph | None) -> Scores:
     if run.in_process:
         state = run.state(wanted.weights)
         if layer is not None:
-            limit = predicting.limit_of(run.config)
-            planned = predicting.plan_layer(run.config, run.graph, run.plan.shape, layer, limit)
-            return predicting.scores_here(*planned, predicting.weights_in(planned[2], state), layer=layer)
+            limit = scoring.limit_of(run.config)
+            planned = scoring.plan_layer(run.config, run.graph, run.plan.shape, layer, limit)
+            return scoring.scores_here(*planned, scoring.weights_in(planned[2], state), layer=layer)
         kept = run.rank if run.config.run.ranks == 1 else None
-        scores = predicting.scores_here(run.config, run.graph, run.plan, run.partition, state, kept)
+        scores = scoring.scores_here(run.config, run.graph, run.plan, run.partition, state, kept)
         return prediction_files.probabilities_of(scores, run.plan.shape.task) if wanted.probabilities else scores
     with temporary_folder() as temporary:
         target = temporary / "scores.npy"
@@ -154,19 +155,19 @@ def score(
     """
     tensors = state if isinstance(state, Mapping) else weights_of_module(state, run.config.model)
     config = with_named(run.config, {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"})
-    graph, limit = run.graph if other is None else other, predicting.limit_of(config)
-    config, graph, tensors = predicting.with_learned(config, graph, tensors)
+    graph, limit = run.graph if other is None else other, scoring.limit_of(config)
+    config, graph, tensors = scoring.with_learned(config, graph, tensors)
     if layer is None:
-        config, graph = predicting.for_scoring(config, graph, run.plan.shape)
+        config, graph = scoring.for_scoring(config, graph, run.plan.shape)
         plan, partition = plan_graph(config, graph, limit=limit)
         if run.plan.shape.task == "links":  # embeddings need no decoder
-            tensors = predicting.weights_in(plan, tensors)
+            tensors = scoring.weights_in(plan, tensors)
     else:
-        config, graph, plan, partition = predicting.plan_layer(config, graph, run.plan.shape, layer, limit)
-        tensors = predicting.weights_in(plan, tensors)
+        config, graph, plan, partition = scoring.plan_layer(config, graph, run.plan.shape, layer, limit)
+        tensors = scoring.weights_in(plan, tensors)
     if config.run.device != "cpu":  # on CPUs what does not fit is scored by blocks
         require_fit(plan, memory_limit(config))
-    scores = predicting.scores_here(config, graph, plan, partition, tensors, layer=layer)
+    scores = scoring.scores_here(config, graph, plan, partition, tensors, layer=layer)
     return prediction_files.probabilities_of(scores, run.plan.shape.task) if probabilities else scores
 
 
@@ -184,7 +185,7 @@ def predict_module(
     other = other if other is None or isinstance(other, Graph) else load(other)
     if pairs is not None:
         prediction_files.check_pairs(task, None, {"classes": wanted.classes, "vertices": vertices is not None})
-        ends = predicting.rows_of_pairs(graph if other is None else other, pairs)
+        ends = scoring.rows_of_pairs(graph if other is None else other, pairs)
         return module.score_pairs(state, ends, other, probabilities=shown)
     prediction_files.check_kind(task, classes=wanted.classes, probabilities=shown)
     rows = None if vertices is None else rows_of(graph if other is None else other, vertices)

@@ -1,4 +1,4 @@
-"""Class scores of every vertex in the original order: from a run folder, or of weights in memory.
+"""Class scores of every vertex in the original order, from a run folder to a file (runs/score.py computes them).
 
 N vertices, C classes.
 """
@@ -17,25 +17,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble.plan import memory_limit, partition_graph, plan_graph
+from mggcn.assemble.plan import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
-from mggcn.config import CLASS_SETTINGS, Config, LinksConfig
-from mggcn.config.files import with_named
-from mggcn.errors import ConfigError, PlanError, RunError
+from mggcn.config import Config
+from mggcn.errors import RunError
 from mggcn.files import reason
 from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.ids import ids_of, rows_of
-from mggcn.graph.store import graph_sha256, open_store
+from mggcn.graph.store import open_store
 from mggcn.host import python
 from mggcn.memory.device import scale_dtype
-from mggcn.memory.units import human
-from mggcn.model.network import NETWORKS
-from mggcn.model.stack import HiddenLayer
-from mggcn.partition.base import Partition
-from mggcn.planning.block_evaluation import ScoringPlan, plan_scoring
+from mggcn.planning.block_evaluation import ScoringPlan
 from mggcn.planning.run import RunPlan
-from mggcn.planning.shape import GraphShape, in_blocks
+from mggcn.planning.shape import GraphShape
+from mggcn.runs import score
 from mggcn.runs.folder import known_plan, read_run, require_planned, seed_of_weights
 from mggcn.runs.local import in_processes, on_local_ranks
 from mggcn.runs.occupied import occupied
@@ -53,7 +49,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mggcn.assemble.rank import Rank
-    from mggcn.assemble.vertices import VertexScorer
     from mggcn.comm.base import Communicator
 
 
@@ -100,16 +95,16 @@ def predict(
         raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
     graph = open_store(source)
     if config.data.learned:
-        check_own_graph(config, graph, job["graph_sha256"], str(source), f"the run in {folder}")
+        score.check_own_graph(config, graph, job["graph_sha256"], str(source), f"the run in {folder}")
     else:
-        check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
-    ends = None if pairs is None else rows_of_pairs(graph, pairs)
+        score.check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
+    ends = None if pairs is None else score.rows_of_pairs(graph, pairs)
     ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
     rewritten = classes or target.suffix != ".npy"
     scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
     repeat = seed_of_weights(folder, config, seed)
     arguments = {
-        "limit": limit_of(config),
+        "limit": score.limit_of(config),
         "seed": repeat,
         "store": str(source.resolve()),
         "out": str(scored.resolve()),
@@ -119,12 +114,12 @@ def predict(
     }
     try:
         if ends is not None:
-            settings, read, state = with_learned(config, graph, weights_of(folder, config, weights, repeat))
-            scorer = scorer_of(settings, read, trained_on, state)
-            _save(scored, pair_scores(scorer, ends, state, probabilities=probabilities))
-        elif rows is not None and by_neighbourhood(config):
-            settings, read, state = with_learned(config, graph, weights_of(folder, config, weights, repeat))
-            some = scores_by(scorer_of(settings, read, trained_on, state, layer), rows)
+            settings, read, state = score.with_learned(config, graph, weights_of(folder, config, weights, repeat))
+            scorer = score.scorer_of(settings, read, trained_on, state)
+            _save(scored, score.pair_scores(scorer, ends, state, probabilities=probabilities))
+        elif rows is not None and score.by_neighbourhood(config):
+            settings, read, state = score.with_learned(config, graph, weights_of(folder, config, weights, repeat))
+            some = score.scores_by(score.scorer_of(settings, read, trained_on, state, layer), rows)
             _save(scored, probabilities_of(some, trained_on.task) if probabilities else some)
         else:
             _score(config, folder, store, arguments)
@@ -193,19 +188,19 @@ def predict_worker(
     if chosen is None:
         chosen = _chosen_weights(folder, config, arguments)
     limit, target, learned = arguments["limit"], Path(arguments["out"]), config.data.learned > 0
-    config, graph, chosen = with_learned(config, graph, chosen)
+    config, graph, chosen = score.with_learned(config, graph, chosen)
     if layer is not None:
-        config, graph, plan, partition = plan_layer(config, graph, trained_on, layer, limit)
-        chosen = weights_in(plan, chosen)
+        config, graph, plan, partition = score.plan_layer(config, graph, trained_on, layer, limit)
+        chosen = score.weights_in(plan, chosen)
     elif arguments["store"] == job["store"] and not learned:
         plan, partition = known_plan(folder, config, graph)
     else:
-        config, graph = for_scoring(config, graph, trained_on)
+        config, graph = score.for_scoring(config, graph, trained_on)
         plan, partition = plan_graph(config, graph, limit=limit)
-        chosen = weights_in(plan, chosen) if trained_on.task == "links" else chosen
+        chosen = score.weights_in(plan, chosen) if trained_on.task == "links" else chosen
     probabilities = arguments["probabilities"]
-    if agreed_by_blocks(comm, plan, limit):
-        blocks = scoring_plan(graph, plan, limit, layer)
+    if score.agreed_by_blocks(comm, plan, limit):
+        blocks = score.scoring_plan(graph, plan, limit, layer)
         write_by_blocks(comm, plan, blocks, chosen, graph, target, probabilities)
         return
     rank = make_rank(config, graph, plan, partition, comm)
@@ -225,142 +220,6 @@ def _chosen_weights(folder: Path, config: Config, arguments: dict[str, Any]) -> 
         # Private copies of pages that are written to, of which there are none: torch warns of arrays that are read-only.
         chosen[NAME] = torch.from_numpy(np.load(rows, mmap_mode="c", allow_pickle=False))
     return chosen
-
-
-def check_alike(
-    config: Config, graph: Graph, trained_on: GraphShape, what: str = "the graph", run: str = "the run"
-) -> None:
-    """Raise an error if the weights cannot be applied to a graph.
-
-    Raises: ConfigError for another number of features, or more relations than the run was trained on.
-    """
-    width, expected = graph.num_features, trained_on.num_features
-    if width != expected:
-        raise ConfigError(f"{what} has {width} features, {run} was trained on {expected}")
-    if config.model.kind == "rgcn" and graph.num_relations > trained_on.num_relations:
-        raise ConfigError(
-            f"{what} has {graph.num_relations} relations, {run} was trained on {trained_on.num_relations}; the model "
-            "has no weights for the others: give edges only the types that it was trained on, with the same numbers"
-        )
-
-
-def check_own_graph(config: Config, graph: Graph, sha256: str, what: str, run: str) -> None:
-    """Refuse a graph other than the one whose vertices have the learned rows of a run. Raises: ConfigError."""
-    if graph_sha256(graph) != sha256:
-        raise ConfigError(
-            f"{run} learned rows for the vertices of its own graph (data.inputs {config.data.inputs}), and {what} is "
-            "another, or has changed: its vertices have none; a run on features scores other graphs"
-        )
-
-
-def with_learned(
-    config: Config, graph: Graph, state: Mapping[str, Tensor]
-) -> tuple[Config, Graph, Mapping[str, Tensor]]:
-    """Return settings and graph of a run that is only scored, its learned rows as features, and the other weights.
-
-    Those of a run on features are returned as they are. Raises: ConfigError for weights without the rows of the graph.
-    """
-    if not config.data.learned:
-        return config, graph, state
-    from mggcn.train.learned import NAME
-
-    expected = (graph.num_vertices, config.data.learned)
-    came = tuple(state[NAME].shape) if NAME in state else "none"
-    if came != expected:
-        raise ConfigError(
-            f"the run has learned rows {expected} of the graph's vertices, {NAME}, and the weights have {came}; give those "
-            "of a run on this graph"
-        )
-    others = {name: tensor for name, tensor in state.items() if name != NAME}
-    data = dataclasses.replace(config.data, inputs="stored")
-    config = dataclasses.replace(config, data=data, train=dataclasses.replace(config.train, row_optimizer="adam"))
-    return config, dataclasses.replace(graph, features=ArrayRows(state[NAME].detach().cpu().numpy())), others
-
-
-def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[Config, Graph]:
-    """Return a graph that is only scored, with placeholders for labels and splits, which ranks read, and without links.
-
-    trained_on: the graph that the weights come from. Raises: ConfigError as `check_alike`.
-    """
-    check_alike(config, graph, trained_on)
-    relations = max(graph.num_relations, trained_on.num_relations) if graph.num_relations else 0
-    types = {"labels": np.int8, "numbers": np.float32}
-    shape = (graph.num_vertices, trained_on.num_classes) if trained_on.task in types else (graph.num_vertices,)
-    labels = ArrayRows(np.zeros(shape, types.get(trained_on.task, np.int64)))
-    everything = ArrayRows(np.ones((1, graph.num_vertices), np.bool_))
-    graph = dataclasses.replace(
-        graph,
-        labels=labels,
-        splits={"train": everything},
-        num_classes=trained_on.num_classes,
-        num_relations=relations,
-        links={},
-    )
-    settings: dict[str, Any] = {
-        "schedule": "constant",
-        "metric": "mae" if trained_on.task == "numbers" else "accuracy",
-        **CLASS_SETTINGS,
-    }
-    train = dataclasses.replace(config.train, patience=0, **settings)
-    data = dataclasses.replace(config.data, splits="main", split=0)
-    return dataclasses.replace(config, train=train, data=data, links=LinksConfig()), graph
-
-
-def plan_layer(
-    config: Config, graph: Graph, trained_on: GraphShape, layer: int, limit: int
-) -> tuple[Config, Graph, RunPlan, Partition]:
-    """Plan a model whose scores are the outputs of a hidden layer, from 1. limit: as of `plan_graph`.
-
-    Raises: as `for_scoring`, `plan_graph`.
-    """
-    width = config.model.hidden[layer - 1]
-    config, graph = for_scoring(config, graph, dataclasses.replace(trained_on, num_classes=width))
-    return config, graph, *plan_graph(config, graph, network=HiddenLayer(layer), limit=limit)
-
-
-def limit_of(config: Config) -> int:
-    """Return the bytes that each rank may use to score all vertices, by which all of them decide how; on a GPU 0."""
-    return memory_limit(config) if config.run.device == "cpu" else 0
-
-
-def scored_by_blocks(plan: RunPlan, limit: int) -> bool:
-    """Return whether all vertices are scored by blocks: as evaluations are, or because the whole graph's program needs
-    more than `limit` bytes; on a GPU never.
-    """
-    return plan.by_blocks or (plan.config.run.device == "cpu" and plan.largest.total_bytes > limit)
-
-
-def agreed_by_blocks(comm: Communicator, plan: RunPlan, limit: int) -> bool:
-    """Return `scored_by_blocks` of the first rank: what ranks plan may differ, as the figures that they measure do.
-
-    Collective.
-    """
-    from mggcn.comm.gather import gather_texts
-
-    if plan.config.run.device != "cpu":
-        return False
-    return gather_texts(comm, str(scored_by_blocks(plan, limit)))[0] == str(True)
-
-
-def scoring_plan(graph: Graph, plan: RunPlan, limit: int, layer: int | None = None) -> ScoringPlan:
-    """Plan the scores of all vertices by blocks; plan: of the whole graph. layer: as of `predict`.
-
-    Raises: PlanError if that needs more than `limit` bytes, too.
-    """
-    config, network = plan.config, None if layer is None else HiddenLayer(layer)
-    found = plan_scoring(config, in_blocks(plan.shape, graph, config), plan.figures, network)
-    if found.total_bytes > limit:
-        raise PlanError(
-            f"scores of all {graph.num_vertices:,} vertices need {human(found.total_bytes)} a rank, computed layer "
-            f"by layer, and {human(limit)} may be used; free memory, take a machine with more, or "
-            "score some vertices, of which only the neighbourhood is read: --vertices, in Python vertices="
-        )
-    return found
-
-
-def weights_in(plan: RunPlan, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a run that a plan's model has."""
-    return {name: state[name] for name in plan.ranks[0].values.parameters}
 
 
 @contextlib.contextmanager
@@ -392,7 +251,7 @@ def written_together(
 
 def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, probabilities: bool) -> None:
     """Write the rows of every rank to one `.npy` by original id. Collective. Raises: RunError."""
-    scores, ids, mine = _scored(rank)
+    scores, ids, mine = score.scored_rows(rank)
     with written_together(comm, target, scores.dtype, (graph.num_vertices, scores.shape[1])) as whole:
         whole[ids[mine]] = (probabilities_of(scores, graph.task) if probabilities else scores)[mine]
 
@@ -429,125 +288,3 @@ def _naming(target: Path) -> Iterator[None]:
 
 def _not_written(target: Path, error: OSError) -> RunError:
     return RunError(f"the scores cannot be written to {target.parent}: {reason(error)}; choose another --out")
-
-
-def by_neighbourhood(config: Config) -> bool:
-    """Return whether scores of some vertices are computed from their neighbourhood alone: on CPUs; elsewhere of all."""
-    return config.run.device == "cpu"
-
-
-def scorer_of(
-    config: Config, graph: Graph, trained_on: GraphShape, state: Mapping[str, Tensor], layer: int | None = None
-) -> VertexScorer:
-    """Return what scores some vertices of a graph with the weights of a run, of whatever device and number of ranks.
-
-    Cost: as VertexScorer, on the CPU. Raises: ConfigError as `check_alike`.
-    """
-    from mggcn.assemble.vertices import VertexScorer
-
-    check_alike(config, graph, trained_on)
-    run, model = config.run, config.model
-    one: dict[str, Any] = {"ranks": 1, "transport": "single", "strategy": "broadcast", "prune": "off"}
-    if not by_neighbourhood(config):
-        precision = "fp32" if run.precision == "tf32" else run.precision
-        one |= {"device": "cpu", "precision": precision, "memory_limit": 0}
-    network, columns = NETWORKS[model.kind], trained_on.num_classes
-    if layer is not None:
-        network, columns = HiddenLayer(layer), model.hidden[layer - 1]
-    return VertexScorer(with_named(config, one), graph, columns, network, state)
-
-
-def scores_by(scorer: VertexScorer, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.floating]:
-    """Return the scores (K, C) of vertices in this order, in the run's precision. Raises: as VertexScorer.scores."""
-    scores: npt.NDArray[np.floating] = on_local_ranks(scorer.config, lambda comm: scorer.scores(rows, comm))[0]
-    return scores
-
-
-def rows_of_pairs(graph: Graph, pairs: Any) -> npt.NDArray[np.int64]:
-    """Return the rows of pairs of ids (K, 2), as `rows_of`. Raises: ConfigError for other shapes, and as there."""
-    wanted = np.asarray(pairs)
-    if wanted.ndim != 2 or wanted.shape[1] != 2 or not wanted.size:
-        raise ConfigError(f"pairs must be a list of two ids each, (K, 2), one at least, got shape {wanted.shape}")
-    return rows_of(graph, wanted.ravel(), "pairs").reshape(-1, 2)
-
-
-def pair_scores(
-    scorer: VertexScorer, pairs: npt.NDArray[np.int64], state: Mapping[str, Tensor], *, probabilities: bool
-) -> npt.NDArray[np.float64]:
-    """Return the scores (K,) of pairs of rows (K, 2), logits of a link, or probabilities, with the weights of a run.
-
-    Cost: the neighbourhoods of all their vertices, as `scores_by`. Raises: as there.
-    """
-    import torch
-
-    from mggcn.train.link_scores import PairDecoder, decoder_layers
-
-    vertices, places = np.unique(pairs, return_inverse=True)
-    x = torch.from_numpy(scores_by(scorer, vertices))
-    heads, tails = places.reshape(-1, 2).T.copy()
-    layers = decoder_layers(state, scorer.config.links.decoder)
-    found = PairDecoder(layers).scores(x, heads, tails[:, None])[:, 0]
-    return torch.from_numpy(found).sigmoid().numpy() if probabilities else found
-
-
-def _scored(rank: Rank) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
-    """Evaluate; return the scores (V, C) of a rank's rows, their ids, and which of them it counts. Collective."""
-    rows = rank.trainer.runtime.inputs.owned
-    mine = slice(None) if rows.owned is None else rows.owned.cpu().numpy()
-    return rank.trainer.scores(), rows.ids.cpu().numpy(), mine
-
-
-def scores_here(
-    config: Config,
-    graph: Graph,
-    plan: RunPlan,
-    partition: Partition,
-    state: Mapping[str, Tensor],
-    kept: Rank | None = None,
-    layer: int | None = None,
-) -> npt.NDArray[np.floating]:
-    """Return the logits (N, C) of all vertices in the graph's order, in the run's precision, computed by the plan, or by
-    blocks where that does not fit.
-
-    kept: the only rank of a run, which needs no set-up and has its own weights back at the end. layer: of which the plan's
-    network is. Cost: set-up of the ranks, and one forward pass. Raises: ConfigError if the weights are those of another
-    model; PlanError if neither fits.
-    """
-    if (kept is None or plan.by_blocks) and scored_by_blocks(plan, limit := limit_of(config)):
-        returned = graph.num_vertices * plan.shape.num_classes * np.dtype(scale_dtype(config.run.precision)).itemsize
-        limit -= -(-returned // config.run.ranks)  # of all ranks, which are threads here
-        return _by_blocks_here(plan, scoring_plan(graph, plan, limit, layer), graph, state)
-
-    def body(comm: Communicator) -> tuple[npt.NDArray[np.integer], npt.NDArray[Any]]:
-        from mggcn.assemble.rank import make_rank
-
-        rank = kept or make_rank(config, graph, plan, partition, comm)
-        runtime = rank.trainer.runtime
-        runtime.backend.activate()
-        before = runtime.weights.state_dict()
-        runtime.weights.load_state_dict(state)
-        scores, ids, mine = _scored(rank)
-        runtime.weights.load_state_dict(before)
-        return ids[mine], scores[mine]
-
-    parts = on_local_ranks(config, body)
-    whole = np.empty((graph.num_vertices, parts[0][1].shape[1]), parts[0][1].dtype)
-    for ids, scores in parts:
-        whole[ids] = scores
-    return whole
-
-
-def _by_blocks_here(
-    plan: RunPlan, blocks: ScoringPlan, graph: Graph, state: Mapping[str, Tensor]
-) -> npt.NDArray[np.floating]:
-    """As `scores_here`, by blocks."""
-    from mggcn.assemble.all_vertices import score_by_blocks
-
-    config, shape = plan.config, (graph.num_vertices, plan.shape.num_classes)
-    whole: npt.NDArray[np.floating] = np.empty(shape, scale_dtype(config.run.precision))
-
-    def write(rows: range, scores: npt.NDArray[Any]) -> None:
-        whole[rows.start : rows.stop] = scores
-
-    on_local_ranks(config, lambda comm: score_by_blocks(config, graph, blocks, state, comm, write))
-    return whole

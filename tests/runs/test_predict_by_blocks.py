@@ -20,7 +20,7 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
 from mggcn.planning.shape import graph_shape
-from mggcn.runs import predict as predicting
+from mggcn.runs import score as scoring
 from mggcn.runs.folder import known_plan, read_run
 from tests.cli.runs import refused, run_main
 
@@ -56,9 +56,9 @@ def stores(graphs: tuple[Graph, Graph], tmp_path_factory: pytest.TempPathFactory
 def between(config: Config, graphs: tuple[Graph, Graph]) -> int:
     """Bytes that do for the small graph's training and the large one's scores by blocks, not for its whole program."""
     small, large = graphs
-    config, graph = predicting.for_scoring(config, large, graph_shape(small, config))
+    config, graph = scoring.for_scoring(config, large, graph_shape(small, config))
     plan = plan_graph(config.evaluating("whole"), graph, limit=2**40)[0]
-    whole, blocks = plan.largest.total_bytes, predicting.scoring_plan(graph, plan, 2**40).total_bytes
+    whole, blocks = plan.largest.total_bytes, scoring.scoring_plan(graph, plan, 2**40).total_bytes
     assert blocks < whole - (4 << 20)
     return (whole + blocks) // 2
 
@@ -66,13 +66,13 @@ def between(config: Config, graphs: tuple[Graph, Graph]) -> int:
 @pytest.fixture
 def by_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of vertices of each graph that is scored by blocks in this process."""
-    scored, plan = list[int](), predicting.scoring_plan
+    scored, plan = list[int](), scoring.scoring_plan
 
     def watched(graph: Graph, *rest: Any) -> Any:
         scored.append(graph.num_vertices)
         return plan(graph, *rest)
 
-    monkeypatch.setattr(predicting, "scoring_plan", watched)
+    monkeypatch.setattr(scoring, "scoring_plan", watched)
     return scored
 
 
@@ -161,7 +161,7 @@ def test_the_runs_own_graph_on_a_smaller_machine(
     whole = np.load(run / "scores.npy")
     limit = between(read_run(run)[0], (graphs[1], graphs[1]))
     by_blocks.clear()
-    monkeypatch.setattr(predicting, "memory_limit", lambda config: limit)
+    monkeypatch.setattr(scoring, "memory_limit", lambda config: limit)
     assert run_main("predict", run) == 0
     assert_near(np.load(run / "scores.npy"), whole)
     assert_near(mggcn.Trainer.from_run(run).predict(), whole)
@@ -211,8 +211,8 @@ def test_ranks_agree(stores: tuple[Path, Path], tmp_path: Path, monkeypatch: pyt
     assert run_main("train", stores[0], "--out", run, "--ranks", "2", "--transport", "threads", *options) == 0
     assert run_main("predict", run) == 0
     whole, answers = np.load(run / "scores.npy"), itertools.count()
-    monkeypatch.setattr(predicting, "scored_by_blocks", lambda plan, limit: next(answers) % 2 == 0)
-    monkeypatch.setattr(predicting, "memory_limit", lambda config: measured.append(0) or 2**40)
+    monkeypatch.setattr(scoring, "scored_by_blocks", lambda plan, limit: next(answers) % 2 == 0)
+    monkeypatch.setattr(scoring, "memory_limit", lambda config: measured.append(0) or 2**40)
     for _ in range(4):
         assert run_main("predict", run) == 0
         assert_near(np.load(run / "scores.npy"), whole)
@@ -231,7 +231,7 @@ def test_what_fits_neither_way_is_refused(
     options = ["--threads", "1", "--epochs", "1", "--set", "model.hidden=8", "--quiet"]
     assert run_main("train", stores[0], "--out", run, *options) == 0
     trainer = mggcn.Trainer.from_run(run)
-    monkeypatch.setattr(predicting, "memory_limit", lambda config: 1 << 20)
+    monkeypatch.setattr(scoring, "memory_limit", lambda config: 1 << 20)
     said = refused(capsys, "predict", run, "--store", stores[1], code=2)
     assert "computed layer by layer" in said
     assert "--vertices" in said

@@ -27,7 +27,7 @@ from mggcn.planning.block_evaluation import BlockEvaluation
 from mggcn.planning.run import RankPlan
 from mggcn.planning.shape import graph_shape, in_blocks
 from mggcn.planning.text import render
-from mggcn.runs import predict as predicting
+from mggcn.runs import score as scoring
 from mggcn.runs.auto import resolve_auto
 from mggcn.train.block_evaluator import BlockEvaluator
 from tests.feed.test_blocks import MODELS, config_of, graph_of
@@ -87,7 +87,7 @@ def evaluated(config: Config, graph: Graph, how: str, **sample: Any) -> list[Fou
 def predicted(config: Config, graph: Graph, weights: Any, **sample: Any) -> Any:
     """Logits of all vertices by blocks, in the graph's order."""
     plan, partition = plan_graph(sampled(config, "blocks", sample), graph)
-    return predicting.scores_here(plan.config, graph, plan, partition, weights)
+    return scoring.scores_here(plan.config, graph, plan, partition, weights)
 
 
 @pytest.fixture(autouse=True)
