@@ -24,6 +24,7 @@ from mggcn.feed.history import RemoteRows
 from mggcn.feed.sampled import SampledFeed
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.generate import community
+from mggcn.graph.store_write import write_store
 from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.record import to_dict
 from mggcn.planning.text import render
@@ -31,6 +32,8 @@ from mggcn.runs.regroup import with_ranks
 from mggcn.train.engine import Stop
 from mggcn.train.log import RunLog
 from tests.aggregate.algorithm2 import Algorithm2
+from tests.cli.runs import finish, run_main, same_tensors, start
+from tests.cli.runs import history as lines
 from tests.feed.test_blocks import config_of, graph_of
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.train.test_trainer import fit
@@ -418,3 +421,46 @@ def test_batches_that_do_not_fit_a_cache_are_refused(change: dict[str, Any], wor
 
     with pytest.raises(PlanError, match=words):
         on_ranks(history(2, MODELS["gcn"]), graph_of(), body)
+
+
+@pytest.mark.parametrize(("precision", "rounding"), [("mixed", 1e-2), ("bf16", 3e-2)])
+def test_narrow_rows(precision: Any, rounding: float, tmp_path: Path) -> None:
+    """Fails if rows of 16 bits lie elsewhere in a message or a line than their numbers say, or a checkpoint loses some."""
+    graph, losses = everyone_trains(), {}
+    for halo in ("exact", "history"):
+        sample: dict[str, Any] = {"batch": 61, "fanout": (ALL, ALL), "halo": halo}
+        if halo == "history":
+            sample |= {"history_delay": 0, "history_lines": 1000, "history_rows": 1000}
+        config = history(3, MODELS["sage"], **sample)
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, precision=precision))
+        losses[halo] = on_ranks(config, graph, lambda rank: [rank.trainer.step(epoch) for epoch in range(3)])[0]
+    assert losses["history"][0] == pytest.approx(losses["exact"][0], rel=rounding)
+    assert losses["history"][-1] < losses["history"][0]
+    config = history(3, MODELS["gcn"] | {"dropout": 0.3}, **SETTINGS["few of both, late"])
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, precision=precision))
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = fit(config, graph, tmp_path / "whole")
+    assert not fit(config, graph, tmp_path / "parts", 1)[0]
+    done, weights, rows, summary = fit(config, graph, tmp_path / "parts")
+    assert (done, rows, summary) == (True, whole[2], whole[3])
+    assert all(torch.equal(weights[name], w) for name, w in whole[1].items())
+
+
+def test_ranks_as_processes(tmp_path: Path) -> None:
+    """Fails if messages over gloo hold others' rows than those between threads, or processes leave a message out of what a
+    run continues with.
+    """
+    write_store(graph_of(), tmp_path / "store")
+    settings = {"halo": "history", "history_delay": 2, "history_lines": 9, "history_rows": 4}
+    command = ["train", tmp_path / "store", "--ranks", 2, "--batch", 14, "--fanout", "3,2", "--threads", 1, "--quiet"]
+    command += ["--set", "model.kind=sage", "--set", "model.hidden=6", "--set", "model.dropout=0.3"]
+    command += [word for name, value in settings.items() for word in ("--set", f"sample.{name}={value}")]
+    code, _, err = finish(start(*command, "--transport", "gloo", "--epochs", 2, "--out", tmp_path / "gloo"))
+    assert code == 0, err
+    assert run_main("train", "--resume", tmp_path / "gloo", "--epochs", 4, "--transport", "threads", "--quiet") == 0
+    assert run_main(*command, "--transport", "threads", "--epochs", 4, "--out", tmp_path / "threads") == 0
+    found, expected = (lines(tmp_path / name) for name in ("gloo", "threads"))
+    assert found == expected
+    assert all(0 < row["hit_rates"][0] < 1 for row in found)
+    assert same_tensors(tmp_path / "gloo", tmp_path / "threads")
