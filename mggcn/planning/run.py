@@ -128,6 +128,14 @@ class RankPlan:
         """Predicted peak of the process."""
         return max(sum(self.regions.values()), self.setup_bytes)
 
+    @property
+    def scoring_bytes(self) -> int:
+        """Predicted peak of a process on a host that evaluates by the whole graph's program and trains nothing: what steps
+        alone would touch of the arena takes nothing there.
+        """
+        used = [program.arena.nbytes for program in (self.evaluate, self.setup) if program is not None]
+        return max(sum(self.regions.values()) - self.arena_bytes + max(used), self.setup_bytes)
+
     @cached_property
     def num_spmm(self) -> int:
         """Sparse products with the graph in one training epoch."""

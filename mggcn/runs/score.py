@@ -137,7 +137,8 @@ def scored_by_blocks(plan: RunPlan, limit: int) -> bool:
     """Return whether all vertices are scored by blocks: as evaluations are, or because the whole graph's program needs
     more than `limit` bytes; on a GPU never.
     """
-    return plan.by_blocks or (plan.config.run.device == "cpu" and plan.largest.total_bytes > limit)
+    needed = max(rank.scoring_bytes for rank in plan.ranks)
+    return plan.by_blocks or (plan.config.run.device == "cpu" and needed > limit)
 
 
 def agreed_by_blocks(comm: Communicator, plan: RunPlan, limit: int) -> bool:

@@ -239,3 +239,16 @@ def test_what_fits_neither_way_is_refused(
         trainer.predict(graph=graphs[1])
     assert "--set" not in said
     assert not [path for path in run.iterdir() if path.name.startswith((".scores", "scores"))]
+
+
+def test_training_takes_nothing_of_what_scores_need(graphs: tuple[Graph, Graph]) -> None:
+    """Fails if a graph is scored by blocks where its evaluation fits, but a training epoch would not."""
+    graph = graphs[1]
+    config = with_named(Config(), {"hidden": (512, 512), "threads": 1})
+    config, graph = scoring.for_scoring(config, graph, graph_shape(graph, config))
+    (rank,) = (plan := plan_graph(config, graph)[0]).ranks
+    saved = rank.train.arena.nbytes - rank.evaluate.arena.nbytes
+    assert saved > 10 << 20
+    assert rank.scoring_bytes == rank.total_bytes - saved
+    assert not scoring.scored_by_blocks(plan, rank.scoring_bytes)
+    assert scoring.scored_by_blocks(plan, rank.scoring_bytes - 1)
