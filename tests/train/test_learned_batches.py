@@ -22,7 +22,8 @@ from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.order import assign
 from mggcn.planning.learned import room_rows
-from mggcn.train.learned import LearnedRows, start_rows
+from mggcn.train import learned
+from mggcn.train.learned import ADAGRAD_EPS, LearnedRows, start_rows
 from mggcn.train.log import RunLog
 from tests.feed.test_blocks import MODELS, Twin, graph_of
 from tests.feed.test_sampled import sampled
@@ -186,14 +187,25 @@ class TwinOfRows(Twin):
         self.blocks = [tuple(one.to(x.dtype) for one in block) for block in self.blocks]
 
 
-def by_torch(config: Config, graph: Graph, found: list[dict[str, Any]], dtype: torch.dtype) -> Any:
-    """Losses, rows and weights of one process with an Embedding and torch's optimisers over the same batches."""
+def by_torch(
+    config: Config,
+    graph: Graph,
+    found: list[dict[str, Any]],
+    dtype: torch.dtype,
+    eps: float = ADAGRAD_EPS,
+    sizes: list[np.ndarray] | None = None,
+) -> Any:
+    """Losses, rows and weights of one process with an Embedding and torch's optimisers over the same batches.
+
+    eps: of Adagrad; sizes: gets the absolute gradient of the rows in each step.
+    """
     n, train = graph.num_vertices, config.train
     rows = torch.nn.Embedding(n, D, sparse=True, dtype=dtype)
     rows.weight.data.copy_(torch.from_numpy(rows_of([one["start"][0] for one in found], n)))
     p = {name: w.to(dtype).clone().requires_grad_() for name, w in found[0]["start"][1].items()}
-    sparse = torch.optim.SparseAdam if train.row_optimizer == "adam" else torch.optim.Adagrad
-    steppers = [sparse(rows.parameters(), lr=train.lr), torch.optim.Adam(p.values(), lr=train.lr)]  # type: ignore[operator]
+    given: dict[str, Any] = {"lr": train.lr} | ({} if train.row_optimizer == "adam" else {"eps": eps})
+    sparse: Any = torch.optim.SparseAdam if train.row_optimizer == "adam" else torch.optim.Adagrad
+    steppers = [sparse(rows.parameters(), **given), torch.optim.Adam(p.values(), lr=train.lr)]
     labels, losses = graph.labels.array().astype(np.int64), list[float]()  # type: ignore[union-attr]  # it has some
     for step in range(len(found[0]["batches"])):
         for stepper in steppers:
@@ -207,6 +219,8 @@ def by_torch(config: Config, graph: Graph, found: list[dict[str, Any]], dtype: t
                 wanted = torch.from_numpy(labels[batch.rows[stack.seeds]])
                 loss = loss + torch.nn.functional.cross_entropy(z, wanted, reduction="sum") / batch.seeds.size
             loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        if sizes is not None:
+            sizes.append(rows.weight.grad.to_dense().abs().double().numpy())  # type: ignore[union-attr]  # after backward
         for stepper in steppers:
             stepper.step()
         losses.append(float(loss.detach()))
@@ -251,6 +265,30 @@ def test_thirty_steps_in_float32(ranks: int, row_optimizer: str) -> None:
     config = on_batches(ranks, "sage", row_optimizer, "fp32", lr=0.002)
     found = on_ranks(config, graph, trained_on_batches)
     _, rows, _ = by_torch(config, graph, found, torch.float32)
+    got = rows_of([one["end"][0] for one in found], graph.num_vertices)
+    np.testing.assert_allclose(got, rows.double().numpy(), rtol=0, atol=1e-6)
+
+
+@NO_CHECKS
+def test_attention_with_adagrad_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if rows of attention differ from torch's by more than gradients that are zero but for rounding, over eps.
+
+    A row that is read as a target alone adds the same to the scores of all its neighbours: their softmax does not see it
+    where LeakyReLU has these on one side.
+    """
+    graph, sizes = without_features(graph_of()), dict[str, list[np.ndarray]](fp64=[], fp32=[])
+    for precision, into in sizes.items():
+        config = on_batches(1, "gat", "adagrad", precision, lr=0.002)
+        found = on_ranks(config, graph, trained_on_batches)
+        by_torch(config, graph, found, DTYPES[precision], sizes=into)
+    exact, rounded = (np.array(of) for of in sizes.values())
+    zero = (exact > 0) & (exact < 1e-15)
+    assert zero.sum() > 100
+    assert exact[exact >= 1e-15].min() > 1e-12
+    assert ADAGRAD_EPS < rounded[zero].max() < 1e-8  # of which Adagrad makes steps as of any gradient
+    monkeypatch.setattr(learned, "ADAGRAD_EPS", 1e-4)
+    found = on_ranks(config, graph, trained_on_batches)
+    _, rows, _ = by_torch(config, graph, found, torch.float32, 1e-4)
     got = rows_of([one["end"][0] for one in found], graph.num_vertices)
     np.testing.assert_allclose(got, rows.double().numpy(), rtol=0, atol=1e-6)
 
