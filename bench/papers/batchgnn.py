@@ -20,7 +20,7 @@ from bench.papers.items import Item, Ours, Paper
 from bench.report import bars, lines, table
 from mggcn.assemble.plan import partition_graph, plan_shape, resolve
 from mggcn.assemble.stack import seeds_of
-from mggcn.blocks.macrobatch import COUNT_BYTES, ID_BYTES
+from mggcn.blocks.macrobatch import COUNT_BYTES, ID_BYTES, cache_bytes
 from mggcn.blocks.sampler import Sampler
 from mggcn.blocks.slot import Slot
 from mggcn.config import from_tables
@@ -135,8 +135,8 @@ def equations_2_5(_paper: Paper, _item: Item, args: Any) -> Ours:
         "eq. 2": (fetched(1), counted.bytes_sent(1, size)),
         "eq. 3, 8 batches": (fetched(8), counted.bytes_sent(8, size)),
         "eq. 3, all batches": (fetched(len(steps)), counted.bytes_sent(max(counted.fetched), size)),
-        "eq. 4": (read * (size + ID_BYTES) + edges * ID_BYTES, counted.cache_bytes(size)[0]),
-        "eq. 5": (inner * (2 * size + ID_BYTES), counted.cache_bytes(size)[1]),
+        "eq. 4": (read * (size + ID_BYTES) + edges * ID_BYTES, cache_bytes(*counted.cached, size)[0]),
+        "eq. 5": (inner * (2 * size + ID_BYTES), cache_bytes(*counted.cached, size)[1]),
     }
     values = {name: ours / theirs for name, (ours, theirs) in by_equations.items()}
     rows = [[name, f"{a:,}", f"{b:,}"] for name, (a, b) in by_equations.items()]
