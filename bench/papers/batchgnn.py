@@ -15,7 +15,7 @@ from bench.cpu import accuracy, ranks
 from bench.graphs import Made, available, find_data, made_store, store_of
 from bench.papers.distdgl import fetched_s
 from bench.papers.distgnn import sampled_epoch_s
-from bench.papers.drawn import ALL_STEPS, FANOUT, PRODUCTS, SAGE, drawn_rows, in_steps, num_training
+from bench.papers.drawn import ALL_STEPS, FANOUT, PRODUCTS, SAGE, drawn_rows, in_steps, num_training, papers_like
 from bench.papers.items import Item, Ours, Paper
 from bench.report import bars, lines, table
 from mggcn.assemble.plan import partition_graph, plan_shape, resolve
@@ -236,7 +236,7 @@ def table_a3(paper: Paper, _item: Item, args: Any) -> Ours:
 
 def table_a4(_paper: Paper, item: Item, args: Any) -> Ours:
     """Edges of the largest rank less those of the smallest, by step."""
-    graph, values, rows = open_store(store_of(PRODUCTS, args)), {}, []
+    (_, graph), values, rows = papers_like(args), {}, []
     for title, order in (("random", "random"), ("METIS", "metis")):
         found = drawn_rows(graph, order, {"batch": in_steps(graph), "deal": "ranges"}, 4, (0,), ALL_STEPS)
         values[title] = float(np.ptp(found.entries, axis=1).mean() / found.entries.mean())
