@@ -3,12 +3,13 @@
 // take_seeds  numbers a batch's first vertices: distinct, in 0 .. num_vertices - 1.
 // draw_hop    draws in-neighbours of the first `rows` vertices of the frontier (Mode; fan-out -1: all of them), and
 //             numbers the new ones behind those that are there, in order of first occurrence.
-// transpose   the transpose of a hop, by counting: entries of a column in order of the rows; order[i] is the place in
+// transpose_hop  its transpose (transpose.h): entries of a column in order of the rows; order[i] is the place in
 //             the hop of entry i. Of the first `transposed` hops.
 // Arrays and the status are described in sample_rows.h: the frontier's is of the seeds, a hop's its own, and what ends
 // a batch leaves later hops as they were. Nothing is written behind an end, nothing allocated. Bound: a line of indptr
 // for a row; of indices (0.7) and of the table (0.3 to 1) for an edge (docs/notes/0034).
 #include "sample_rows.h"
+#include "transpose.h"
 
 namespace {
 
@@ -251,22 +252,12 @@ void draw_hop(Sample* s) {
   s->at = f.at;
 }
 
-void transpose(Sample* s) {
-  // next: where a column's next entry goes; at the end it is where the column ends.
-  int64_t *next = s->indptr_t + 1, at = 0;
-  memset(s->indptr_t, 0, 8 * (s->sources + 1));
-  for (int64_t i = 0; i < s->edges; ++i) ++next[s->columns[i]];
-  for (int64_t u = 0; u < s->sources; ++u) {
-    const int64_t count = next[u];
-    next[u] = at;
-    at += count;
-  }
-  for (int64_t v = 0; v < s->rows; ++v)
-    for (int64_t i = s->indptr_out[v]; i < s->indptr_out[v + 1]; ++i) {
-      const int64_t to = next[s->columns[i]]++;
-      s->indices_t[to] = (int32_t)v;
-      s->order[to] = (int32_t)i;
-    }
+void transpose_hop(Sample* s) {
+  int32_t *rows = s->indices_t, *order = s->order;
+  transpose(s->indptr_out, s->columns, s->rows, s->sources, s->indptr_t, [&](int64_t to, int64_t row, int64_t edge) {
+    rows[to] = (int32_t)row;
+    order[to] = (int32_t)edge;
+  });
 }
 
 }  // namespace
@@ -279,6 +270,6 @@ MGGCN_EXPORT(mggcn_sample_batch)(Frontier* f, const int64_t* seeds, int64_t coun
     s->rows = f->rows;
     draw_hop(s);
     if (s->status != kDone) return;
-    if (hop < transposed) transpose(s);
+    if (hop < transposed) transpose_hop(s);
   }
 }

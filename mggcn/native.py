@@ -282,6 +282,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_sum_partials_": (_P, _P, _L),
     "mggcn_gather_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
     "mggcn_gather_sparse_": (_P, _P, _P, _P, _P, _L, _L, _L, _I, _P),
+    "mggcn_gather_csr_": (_P, _P, _P, _L, _L, _P, _P, _L, _I, _L, _P, _P, _P, _P),
+    "mggcn_transpose_csr_": (_P, _P, _P, _L, _L, _P, _P, _P, _P),
     "mggcn_scatter_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
     "mggcn_scatter_add_rows_": (_P, _L, _P, _P, _L, _L, _L, _I),
     "mggcn_dropout_values_": (_P, _P, _P, _P, _L, _P, _P, _I),

@@ -104,7 +104,7 @@ def own_rank(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
     from mggcn.assemble.rank import make_rank
     from mggcn.blocks.sampler import Sampler
     from mggcn.comm.single import SingleCommunicator
-    from mggcn.feed.gather import GatheredRows
+    from mggcn.feed.gather import GatheredRows, GatheredSparse
     from mggcn.model.kinds.ends import Loss
 
     seconds: dict[str, float] = defaultdict(float)
@@ -115,7 +115,8 @@ def own_rank(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
         yield
         seconds[stage] += time.perf_counter() - began
 
-    for owner, name, stage in ((Sampler, "draw", "sample"), (GatheredRows, "gather", "gather")):
+    gathers = [(owner, "gather", "gather") for owner in (GatheredRows, GatheredSparse)]
+    for owner, name, stage in ((Sampler, "draw", "sample"), *gathers):
         setattr(owner, name, clocked(stage)(getattr(owner, name)))
     rank = make_rank(config, graph, plan, owners, SingleCommunicator())
     runtime, numbers = rank.trainer.runtime, itertools.count()

@@ -22,7 +22,7 @@ from mggcn.errors import PlanError
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.fetched import FetchedRows, OwnerRows
-from mggcn.feed.gather import GatheredRows
+from mggcn.feed.gather import GatheredRows, GatheredSparse
 from mggcn.feed.history import RemoteRows
 from mggcn.feed.memory import BatchMemoryPlan, GatheredIn
 from mggcn.feed.norm_scales import NormScales
@@ -48,6 +48,7 @@ from mggcn.planning.batches import (
     slot_plan,
 )
 from mggcn.planning.run import RunPlan
+from mggcn.planning.sparse_rows import sparse_rows
 from mggcn.train.runtime import DTYPES
 
 
@@ -135,11 +136,13 @@ def sampled_feed(
     gathered = memory(reader)
     if relays is not None:
         gathered = functools.partial(FetchedRows, relays.rows, spec, DTYPES[dtype])
+    sparse = sparse_rows(config, plan.shape, stack, plan.ranks[rank].values)
     batch_memory = BatchMemoryPlan(
         stack=stack,
         slots=slots,
         values=values,
-        features=gathered if not learned and (first is None or first.itself) else None,
+        features=gathered if sparse is None and not learned and (first is None or first.itself) else None,
+        sparse=None if sparse is None else functools.partial(GatheredSparse, reader, sparse),
         sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
         norm=norm,
         share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,

@@ -49,6 +49,7 @@ from mggcn.planning.links import keeps_pairs, pair_room
 from mggcn.planning.op_cost import epoch_threads, first_threads
 from mggcn.planning.pruning import build_blocks
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
+from mggcn.planning.sparse_rows import sparse_rows
 from mggcn.planning.task import COUNTED
 from mggcn.train.batches import BatchLoader
 from mggcn.train.block_evaluator import BlockEvaluator, EvaluatedGraph, SplitScores, required_rows
@@ -269,11 +270,17 @@ def _loader(
     if pads_batches(config):
         layout = padded_layout(config, context.plan.shape, stack, plan.values)
         return PaddedLoader(runtime, layout, rows, norm, targets, dtype, config.sample.ahead).load
+    sparse = sparse_rows(config, context.plan.shape, stack, plan.values)
+    dropped = None
+    if sparse is not None and sparse.dropped:
+        dropped = context.backend.allocate(sparse.dropped_bytes).view(DTYPES[REAL[config.run.precision]])
     loader = BatchLoader(
         runtime=runtime,
         stack=stack,
         features=rows,
         norm=norm,
+        sparse=sparse,
+        dropped=dropped,
         first=plan.values.first,
         targets=targets,
         dtype=dtype,

@@ -19,18 +19,21 @@ from mggcn.blocks.draws import Draws
 from mggcn.blocks.sampler import Drawn, Sampler
 from mggcn.blocks.shared import Counts, Share
 from mggcn.blocks.slot import Slot
+from mggcn.blocks.sparse_rows import most_nonzeros, with_nonzeros
 from mggcn.config import Config
 from mggcn.errors import ConfigError, PlanError
 from mggcn.feed.labels import class_weights, rows_of_labels
 from mggcn.feed.pairs import LinkDraws
 from mggcn.feed.seeds import RankSeeds, Seeds, ranges_of
-from mggcn.graph.csr import Graph
+from mggcn.graph.csr import CSR, Graph
+from mggcn.graph.nonzeros import RowLengths
 from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
 from mggcn.planning.batch_rows import ReadRows, relay_slots
 from mggcn.planning.batch_sharing import BatchSizes, mean_stack_of, with_batches
 from mggcn.planning.batches import bound_stack, feed_bytes, one_vertex, pads_batches, share_plan, slot_plan
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.sparse_rows import expected_nonzeros, rows_stay_dense
 
 DRAWN = 24
 """Batches that are drawn to plan by: some seconds at most."""
@@ -61,6 +64,8 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     if config.sample.deal == "by-class":
         seeds_of(config, graph, owner)  # refused, if it must be, before anything is written
     plan = config.sample.plan
+    lengths = _row_lengths(config, graph)
+    bound = dataclasses.replace(bound, nonzeros=most_nonzeros(bound, lengths))
     if plan == "bound" and not config.shares_batches:
         return bound
     inputs = 1 + (config.sample.first == "full")
@@ -79,17 +84,29 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run, links = Slot(slots), seeds_of(config, graph, owner), config.run, draws_of_links(config, graph)
     most, sums, drawn = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 2), np.int64), 0
+    nonzeros = np.zeros(len(bound.nonzeros), np.int64)
     for number, together in enumerate(_steps(config, seeds, DRAWN)):
         own, left_out = seeds.of_rank(together, number % run.ranks), None
         if links is not None:
             own, left_out = links.of_seeds(config.train.seed, number, together, own)[0], links.left_out(together)
-        found = _sizes(sampler.draw(slot, own, config.train.seed, number, left_out))
+        batch = sampler.draw(slot, own, config.train.seed, number, left_out)
+        found = _sizes(batch)
+        if lengths is not None:
+            nonzeros = np.maximum(nonzeros, lengths.of(batch.ids, batch.sizes))
         most, sums, drawn = _larger(most, found), sums + found, number + 1
         if drawn >= max(ENOUGH, run.ranks) and (np.array(most) * drawn <= (1 + STEADY) * sums).all():
             break
-    stack = with_extents(bound, most, _least(config, shape, slots.draws))
+    least = _least(config, shape, slots.draws)
+    stack = with_extents(bound, most, least)
     mean = tuple((int(sources), int(edges)) for sources, edges in np.rint(sums[::-1] / max(drawn, 1)))
-    return dataclasses.replace(stack, mean=mean)
+    stack = dataclasses.replace(stack, mean=mean)
+    return stack if lengths is None else with_nonzeros(stack, nonzeros.tolist(), least, lengths)
+
+
+def _row_lengths(config: Config, graph: Graph) -> RowLengths | None:
+    """Return how many nonzeros rows of features have; None where batches have dense rows of them."""
+    features = graph.features
+    return RowLengths(features) if isinstance(features, CSR) and not rows_stay_dense(config) else None
 
 
 def _least(config: Config, shape: GraphShape, draws: Draws) -> tuple[Capacity, ...]:
@@ -199,6 +216,8 @@ def drawn_sizes(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> 
     own, shared, whole = (-(-sums // DRAWN) for sums in (own, shared, whole))
     together = mean_stack_of(bound.together[-1].targets, whole.tolist()).capacities
     apart, joint = (mean_stack_of(bound.capacities[-1].targets, sums.tolist()) for sums in (own, shared))
+    if _row_lengths(with_batches(config, "independent"), graph) is not None:
+        apart = expected_nonzeros(shape, apart)
     joint = dataclasses.replace(joint, together=together, exchanged=joint.blocks)
     exchanged = {
         block: (int(forth), int(back)) for block, (forth, back) in zip(reversed(joint.blocks), sent, strict=True)

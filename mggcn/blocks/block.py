@@ -80,6 +80,8 @@ class Stack:
     """The blocks of a step, and the capacity of each. Raises: PlanError if they do not follow each other.
 
     mean: source rows and edges of each block as drawn batches have them on average, of one rank; () if none were drawn.
+    nonzeros: the most nonzeros of sparse features that the rows of each row set have, in the order of `rows`; () where rows
+    are gathered dense.
     Where ranks share a batch: together, the capacities of the rows of all ranks; exchanged: the blocks of which a rank has
     the source rows that it owns, and receives the others that it reads; overlap: the rows that ranks with batches of their
     own would compute over the distinct ones, as drawn, 0 if that is not known.
@@ -88,6 +90,7 @@ class Stack:
     blocks: tuple[Block, ...]
     capacities: tuple[Capacity, ...]
     mean: tuple[tuple[int, int], ...] = field(default=(), kw_only=True)
+    nonzeros: tuple[int, ...] = field(default=(), kw_only=True)
     together: tuple[Capacity, ...] = field(default=(), kw_only=True)
     exchanged: tuple[Block, ...] = field(default=(), kw_only=True)
     overlap: float = field(default=0.0, kw_only=True)

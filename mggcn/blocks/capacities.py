@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.blocks.draws import Draws
 
+SPARE = 0.05
+"""Share of what drawn batches have at most for which there is room beside it."""
+
 
 def hops_of(capacities: Sequence[Capacity]) -> Stack:
     """Return the blocks of a step whose hops have these capacities, that of the hop at the seeds first."""
@@ -27,7 +30,7 @@ def layers_of(depth: int) -> tuple[Block, ...]:
 
 
 def with_extents(
-    bound: Stack, most: Sequence[tuple[int, int]], least: Sequence[Capacity] = (), spare: float = 0.05
+    bound: Stack, most: Sequence[tuple[int, int]], least: Sequence[Capacity] = (), spare: float = SPARE
 ) -> Stack:
     """Return the stack with the most sources and edges that each hop had, hop 0 first, and a share more, within bounds.
 
@@ -79,7 +82,7 @@ def with_shared_extents(
     most: Sequence[Sequence[int]],
     least: Sequence[Capacity],
     overlap: float,
-    spare: float = 0.05,
+    spare: float = SPARE,
 ) -> Stack:
     """Return the stack of `shared_hops` with the most that any rank had of each hop, hop 0 first, and a share more.
 

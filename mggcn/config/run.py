@@ -69,7 +69,8 @@ class RunConfig:
     products: Literal["auto", "gemm-first", "aggregate-first"] = "auto"
     """Order of the two products of an inner layer; auto puts the narrower side through the graph."""
     features: Literal["auto", "dense", "sparse"] = "auto"
-    """How the input is stored; auto compares work, and counts the zeros of dense sources first; sparse converts them."""
+    """How the input is stored, and on CPUs that of a batch; auto compares work, and counts zeros of dense sources first;
+    sparse converts them, but those that batches read from a store."""
     prune: Literal["auto", "off"] = "auto"
     """Rows that nothing reads in a training epoch: auto leaves them out of the aggregations where that saves enough of them
     and the strategy is exact over rows; off computes everything. Evaluation always does."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -22,6 +22,9 @@ CROWD: Final = 0.03
 """What each thread more adds to the time of all, as they share the memory: 12 of them took 1.34 times as long each."""
 GATHER_RATE: Final = 8e9
 """Bytes per second of the rows that a thread gathers from memory, read and written, once they are found."""
+NONZERO_S: Final = 6e-9
+"""Seconds of a thread for a nonzero of sparse features that it copies and transposes: 24 bytes in order and 12 at random,
+which stay in a cache; an estimate."""
 LOCK_S: Final = 1e-3
 """Seconds for which a batch on its way to a GPU holds Python's lock, on all threads together: beside an H200 a small batch
 took 1.2 ms with 2 threads that draw or 12, of which Python took 0.6 for what is drawn and 0.3 to send it."""
@@ -56,6 +59,7 @@ class Sample:
     """A thread draws the `entries` edges of a batch, and gathers the features of its `rows` rows, of `row_bytes` each.
 
     pairs: drawn for the training links of the batch, if it has some. cut: edges, of all ranks, of which it takes its part.
+    nonzeros: of sparse features, which it writes and transposes; rows then have no bytes beside them.
     """
 
     rows: int
@@ -63,6 +67,7 @@ class Sample:
     row_bytes: int
     pairs: int = 0
     cut: int = 0
+    nonzeros: int = field(default=0, kw_only=True)
 
     @property
     def seconds(self) -> float:
@@ -72,7 +77,8 @@ class Sample:
     def seconds_on(self, threads: int) -> float:
         """Return the seconds of a thread that draws, of which so many gather, each with a core of its own."""
         gathered_s = self.rows * (ROW_S + self.row_bytes / GATHER_RATE)
-        return self.entries * EDGE_S + self.cut * CUT_S + gathered_s / threads + self.pairs * PAIR_S
+        drawn_s = self.entries * EDGE_S + self.cut * CUT_S + gathered_s / threads + self.pairs * PAIR_S
+        return drawn_s + self.nonzeros * NONZERO_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

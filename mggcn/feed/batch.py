@@ -19,6 +19,7 @@ from mggcn.backend.events import Mark
 from mggcn.blocks.block import Block, Capacity, HaloRows, RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges
 from mggcn.errors import PlanError
+from mggcn.partition.rows.tiles import Tile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,18 @@ def transposed(edges: BlockEdges, num_sources: int) -> BlockEdges:
     return BlockEdges(found.indptr.astype(np.int64), found.indices.astype(np.int32), values, types=types)
 
 
+@dataclass(frozen=True, slots=True)
+class SparseFeatures:
+    """Features of V rows as CSR (V, D), columns as they are stored, and their transpose (D, V), in the order of rows.
+
+    order int32 (nnz,): the entry of `rows` for each of the transpose's; None where nothing rewrites values.
+    """
+
+    rows: Tile
+    rows_t: Tile
+    order: npt.NDArray[np.int32] | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
     """Pairs of rows that a step scores on one rank, links first: heads and tails int32 (M,), of S rows.
@@ -95,7 +108,8 @@ class Batch:
 
     seeds: the last row sets of all ranks, over which the loss is a mean. What a feed need not give, and the device's side
     finds else: features (S, D) of the first block's sources, as the arena keeps rows, on the host; scales: S_r and S_c of
-    each row set. sums (S, D): A X of the same rows, where a model reads the first layer's sums. pairs: of the seeds, or of
+    each row set. sparse: X, or as planned S_c X, of the row sets whose sparse rows products read, instead of features.
+    sums (S, D): A X of the same rows, where a model reads the first layer's sums. pairs: of the seeds, or of
     all rows, that are scored where links are predicted; seeds are then numbers of training links. last: whether the step
     ends with it; a step that is larger than was planned comes in several parts, whose gradients are added. reads: points up
     to which a device reads the arrays, which whoever loads the batch adds: the feed waits for them before it writes to
@@ -107,6 +121,7 @@ class Batch:
     edges: Mapping[Block, BlockEdges] = field(default_factory=dict)
     seeds: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     features: Tensor | None = None
+    sparse: Mapping[RowSet, SparseFeatures] = field(default_factory=dict)
     sums: Tensor | None = None
     scales: Mapping[RowSet, Scales] | None = None
     pairs: Pairs | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,14 @@ import torch
 from mggcn import native
 from mggcn.backend.cpu.args import NAMES
 from mggcn.backend.cpu.memory import allocate
+from mggcn.blocks.block import RowSet
+from mggcn.blocks.sampler import BatchTooLargeError
+from mggcn.blocks.sparse_rows import SparseRowsPlan
 from mggcn.errors import GraphError
+from mggcn.feed.batch import SparseFeatures
 from mggcn.graph.csr import CSR
 from mggcn.memory.arena import BufferSpec
+from mggcn.partition.rows.tiles import Tile
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +33,10 @@ CONVERTED_BYTES = 32 << 10
 
 THREAD_BYTES = 1 << 20
 """Bytes of features for which a thread more is woken: 0.1 ms of one, which it takes some 0.05 to wake."""
+FULL: Final = 1
+COLUMN: Final = 2
+"""Of `Status` in cpu/sparse_rows.cpp."""
+NONZEROS: Final = "nonzeros of features"
 
 
 class GatheredRows:
@@ -105,8 +114,92 @@ class GatheredRows:
             ctypes.addressof(bad),
         )
         if bad.value >= 0:
-            raise GraphError(
-                f"features have {out.shape[1]} columns, entry {bad.value} is in column {indices[bad.value]}; the store is "
-                "damaged: copy or prepare it again"
-            )
+            raise _no_column(out.shape[1], bad.value, indices)
         return out
+
+
+class GatheredSparse:
+    """Sparse features of at most as many vertices as a plan has room for, as rows of X and their transposes.
+
+    Raises: GraphError for a graph with dense features.
+    """
+
+    def __init__(self, reader: VertexFeatures, plan: SparseRowsPlan) -> None:
+        features = reader.graph.features
+        if not isinstance(features, CSR):
+            raise GraphError("batches were planned with sparse features, and the graph's are dense; plan the run again")
+        values = None if features.values is None else features.values.array()
+        self._source = features.indptr.array(), features.indices.array(), values
+        self._plan, self._normalised = plan, int(reader.row_normalize)
+        self._arrays = {name: np.empty(count, dtype) for name, dtype, count in plan.arrays()}
+        kind = {"float32": "f32", "float64": "f64"}[plan.real]
+        self._gather = native.kernel("mggcn_gather_csr_", kind)
+        self._transpose = native.kernel("mggcn_transpose_csr_", kind)
+
+    def gather(
+        self, rows: Mapping[RowSet, npt.NDArray[np.int64]], col_scale: npt.NDArray[Any] | None
+    ) -> dict[RowSet, SparseFeatures]:
+        """Return the features of each row set that products read, valid until the next call. rows: ids of all row sets.
+
+        col_scale (R,): S_c of the input's rows, None for ones. Cost: two random accesses a row, two passes over
+        the nonzeros of the input's rows, and one over those of each other row set. Raises: BatchTooLargeError for more
+        nonzeros than were planned; GraphError for a column that the features do not have, or pointers that do not ascend.
+        """
+        ids, at, status = rows[self._plan.sizes[0][0]], self._address, np.zeros(2, np.int64)
+        indptr, indices, values = self._source
+        scale = col_scale if self._plan.scaled else None
+        self._gather(
+            indptr.ctypes.data,
+            indices.ctypes.data,
+            None if values is None else values.ctypes.data,
+            self._plan.cols,
+            indices.shape[0],
+            ids.ctypes.data,
+            None if scale is None else scale.ctypes.data,
+            ids.size,
+            self._normalised,
+            self._plan.nonzeros,
+            at("indptr"),
+            at("indices"),
+            at("values"),
+            status.ctypes.data,
+        )
+        hop = len(rows) - 2  # the last one, which reads the input
+        self._check(int(status[0]), int(status[1]), hop)
+        return {name: self._of(number, rows[name].size, hop) for number, (name, _, _) in enumerate(self._plan.sizes)}
+
+    def _of(self, number: int, count: int, hop: int) -> SparseFeatures:
+        """Return the first rows, so many, and make their transpose."""
+        arrays, at, most = self._arrays, self._address, self._plan.sizes[number][2]
+        nnz = int(arrays["indptr"][count])
+        if nnz > most:
+            raise BatchTooLargeError(hop, NONZEROS, most)
+        back = [f"{name}{number}" for name in ("indptr_t", "indices_t", "values_t", "order")]
+        own = [at(name) for name in ("indptr", "indices", "values")]
+        self._transpose(*own, count, self._plan.cols, *map(at, back))
+        matrix = Tile(arrays["indptr"][: count + 1], arrays["indices"][:nnz], arrays["values"][:nnz])
+        order = arrays[back[3]][:nnz] if self._plan.dropped else None
+        return SparseFeatures(matrix, Tile(arrays[back[0]], arrays[back[1]][:nnz], arrays[back[2]][:nnz]), order)
+
+    def _address(self, name: str) -> int | None:
+        """Return where an array is, None if the plan has none of this name."""
+        return self._arrays[name].ctypes.data if name in self._arrays else None
+
+    def _check(self, status: int, at: int, hop: int) -> None:
+        """Raise what ended a gather early (`Status` of cpu/sparse_rows.cpp)."""
+        if status == FULL:
+            raise BatchTooLargeError(hop, NONZEROS, self._plan.nonzeros)
+        if status == COLUMN:
+            raise _no_column(self._plan.cols, at, self._source[1])
+        if status:
+            raise GraphError(
+                f"row pointers of the features of vertex {at} must ascend within the {self._source[1].shape[0]} stored "
+                "entries and do not; the store is damaged: copy or prepare it again"
+            )
+
+
+def _no_column(cols: int, entry: int, indices: npt.NDArray[Any]) -> GraphError:
+    return GraphError(
+        f"features have {cols} columns, entry {entry} is in column {indices[entry]}; the store is damaged: copy or prepare "
+        "it again"
+    )

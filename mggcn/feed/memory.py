@@ -18,7 +18,7 @@ from mggcn.blocks.shared import Share, SharePlan
 from mggcn.blocks.slot import Slot, SlotPlan
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.fetched import FetchedRows
-from mggcn.feed.gather import GatheredRows
+from mggcn.feed.gather import GatheredRows, GatheredSparse
 from mggcn.feed.history import HistoryMemory, RemoteRows
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch
@@ -41,6 +41,7 @@ class BatchMemory:
     values: tuple[Vector, ...]
     values_t: tuple[Vector, ...]
     features: Gathered | None
+    sparse: GatheredSparse | None
     sums: Gathered | None
     scales: Vector
     types: tuple[Vector, ...]
@@ -64,7 +65,8 @@ class BatchMemoryPlan:
     """What the memory of a batch depends on.
 
     stack: the blocks of a step on a rank; slots: of what is drawn. features, sums: make the memory of a batch's features,
-    and of its rows of A X, of given bytes; a batch may have either or both. norm: the scales of the whole graph, None if
+    and of its rows of A X, of given bytes; a batch may have either or both. sparse: makes that of sparse features, which a
+    batch has instead of features. norm: the scales of the whole graph, None if
     rows have none. share: of the part of a rank where ranks share batches, of which each draws all, and takes its part.
     remote: finds rows of other ranks, where these come from a cache. pack: makes the memory of a batch that goes to a GPU.
     """
@@ -73,6 +75,7 @@ class BatchMemoryPlan:
     slots: SlotPlan
     values: EdgeValues
     features: GatheredIn | None = None
+    sparse: Callable[[], GatheredSparse] | None = None
     sums: GatheredIn | None = None
     norm: NormScales | None = None
     share: SharePlan | None = None
@@ -95,6 +98,7 @@ class BatchMemoryPlan:
             values=_vectors(valued[0], "values", real, packed),
             values_t=_vectors(valued[1], "values_t", real, packed),
             features=_gathered(self.features, "features", packed),
+            sparse=None if self.sparse is None else self.sparse(),
             sums=_gathered(self.sums, "sums", packed),
             scales=np.empty(normed, real) if packed is None or not normed else packed.arrays["row_scale0"],
             types=self._types(edges, orders),

@@ -138,11 +138,18 @@ class SampledFeed:
         place = self._places[step.number % len(self._places)]
         while place.reads:
             place.reads.pop().synchronize()
-        seeds, pairs, left_out = self._seeds.around(step, seeds)
         try:
-            drawn = self._sampler.draw(place.slot, seeds, step.seed, step.number % 2**32, left_out)
+            batch = self._gathered(step, self._blocks(step, seeds, place), place)
         except BatchTooLargeError:
             return None
+        if self._keep:
+            return batch.copy()
+        return batch if place.packed is None else place.packed.write(batch, drawn_here=True)
+
+    def _blocks(self, step: Step, seeds: Vector, place: BatchMemory) -> Batch:
+        """Return rows and edges of a batch, of this rank's part where ranks share it. Raises: BatchTooLargeError."""
+        seeds, pairs, left_out = self._seeds.around(step, seeds)
+        drawn = self._sampler.draw(place.slot, seeds, step.seed, step.number % 2**32, left_out)
         edges = {block: self._edges(drawn, hop, place) for hop, block in enumerate(reversed(self.stack.blocks))}
         rows = {name: drawn.ids[:size] for name, size in zip(self._row_sets, drawn.sizes, strict=True)}
         scales: Mapping[RowSet, Scales] | None = None
@@ -150,25 +157,23 @@ class SampledFeed:
         if self._values.sample.weights == "block" and norm != "none":
             scales = {name: self._of_block(name, edges, ids.size, norm) for name, ids in rows.items()}
         batch = Batch(rows=rows, edges=edges, seeds=step.seeds, scales=scales, pairs=pairs, reads=place.reads)
-        if place.share is not None:
-            try:
-                batch = part_of(
-                    place.share, batch, self._ranks_of(place.share, drawn.ids, seeds), self.stack, place.parts
-                )
-            except BatchTooLargeError:
-                return None
-        ids = read = batch.rows[self.stack.blocks[0].sources]
+        if place.share is None:
+            return batch
+        return part_of(place.share, batch, self._ranks_of(place.share, drawn.ids, seeds), self.stack, place.parts)
+
+    def _gathered(self, step: Step, batch: Batch, place: BatchMemory) -> Batch:
+        """Return a batch with the features of its rows, and what these are scaled by. Raises: BatchTooLargeError."""
+        inputs = self.stack.blocks[0].sources
+        ids = read = batch.rows[inputs]
         if self._remote is not None and place.remote is not None:
             sources = [batch.rows[block.sources].size for block in self.stack.blocks]
-            halo = self._remote.of(ids, seeds.size, step, sources, place.remote)
+            halo = self._remote.of(ids, batch.rows[self.stack.seeds].size, step, sources, place.remote)
             batch = dataclasses.replace(batch, halo=halo)
             read = self._remote.gathered(ids, halo[self.stack.blocks[0]], place.remote)
-        features, sums = (None if m is None else m.gather(read) for m in (place.features, place.sums))
         normed = batch.scales or self._scales(batch.rows, ids, place)
-        batch = dataclasses.replace(batch, features=features, sums=sums, scales=normed)
-        if self._keep:
-            return batch.copy()
-        return batch if place.packed is None else place.packed.write(batch, drawn_here=True)
+        features, sums = (None if m is None else m.gather(read) for m in (place.features, place.sums))
+        sparse = {} if place.sparse is None else place.sparse.gather(batch.rows, normed[inputs][1])
+        return dataclasses.replace(batch, features=features, sparse=sparse, sums=sums, scales=normed)
 
     def _ranks_of(self, share: Share, ids: Vector, seeds: Vector) -> Vector:
         """Return the rank of each row of a batch that ranks share: its owner, of a seed the one to which it is dealt."""

@@ -1,11 +1,11 @@
-"""Nonzeros of features that come dense: whether they are few enough to be kept sparse, and the rows as a CSR.
+"""Nonzeros of features: whether those that come dense are few enough to be kept sparse, rows as a CSR, and lengths of rows.
 
 N vertices, D features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -65,6 +65,28 @@ def nonzeros(block: Array) -> tuple[Array, Array, Array]:
     """Return the nonzeros of dense rows [R, D]: how many each row has [R], their columns int32 [nnz] and values [nnz]."""
     rows, cols = np.nonzero(block)
     return np.bincount(rows, minlength=block.shape[0]), cols.astype(np.int32), block[rows, cols]
+
+
+class RowLengths:
+    """How many nonzeros rows of sparse features have. Cost: a pass over the row pointers, of which D numbers are kept."""
+
+    def __init__(self, features: CSR) -> None:
+        self._indptr = features.indptr.array()
+        self._counts = np.zeros(features.num_cols + 1, np.int64)
+        for row in range(0, features.num_rows, WINDOW):
+            lengths = np.diff(features.read_pointers(row, row + WINDOW + 1))
+            # A longer row has a column twice: whatever reads it says so.
+            self._counts += np.bincount(np.minimum(lengths, features.num_cols), minlength=self._counts.size)
+
+    def most(self, rows: int) -> int:
+        """Return the nonzeros of so many of the longest rows."""
+        taken = np.minimum(np.cumsum(self._counts[::-1]), rows)
+        return int(np.diff(taken, prepend=0) @ np.arange(self._counts.size)[::-1])
+
+    def of(self, ids: Array, sizes: Sequence[int]) -> list[int]:
+        """Return the nonzeros of the first rows of `ids`, as many as each of the sizes says."""
+        ends = np.append(0, np.cumsum(self._indptr[ids + 1] - self._indptr[ids]))
+        return [int(ends[size]) for size in sizes]
 
 
 def _sampled_share(features: Rows) -> float:

@@ -17,6 +17,7 @@ from mggcn.model.kinds.ends import input_name
 
 SPARSE_PENALTY = 5.0
 """Number of multiply-adds that a GEMM does in the time of one multiply-add of an SpMM whose operand fits the cache."""
+SPARSE_READERS = "debug.features sparse needs a model in which only dense layers read X; use auto or dense"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class LayerUse:
     aggregated: whether a sum over neighbours alone reads its result. normalised: how many A_hat, as model.norm says, follow
     each other there, each the only one to read the one before.
     first: whether it alone reads the input; shares: whether it does so beside other dense layers, and nothing else.
-    block: the size of the block that sums its result, None for the whole graph.
+    block: the size of the block that sums its result, None for the whole graph; rows: those that it has at most in a batch.
     """
 
     layer: int
@@ -37,6 +38,7 @@ class LayerUse:
     first: bool
     shares: bool = False
     block: Capacity | None = None
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +68,15 @@ def _dense_bytes(shape: InputShape, precision: str) -> int:
     return BufferSpec("", shape.rows, shape.cols, STORAGE[precision]).nbytes
 
 
-def sparse_bytes(shape: InputShape, nnz: int, precision: str, dropped: bool) -> int:
-    """Return the bytes of a sparse input in CSR and CSC; under dropout, of a second set of values and the positions."""
+def sparse_bytes(shape: InputShape, nnz: int, precision: str, dropped: bool, transposed: bool = True) -> int:
+    """Return the bytes of a sparse input in CSR and CSC; under dropout, of a second set of values and the positions.
+
+    transposed: whether gradients read it, else it is in CSR alone.
+    """
     item = ITEM_BYTES[REAL[precision]]
     entry = 4 + item
+    if not transposed:
+        return nnz * entry + 8 * (shape.rows + 1)
     extra = item + 4 if dropped else 0
     return 2 * nnz * entry + nnz * extra + 8 * (shape.rows + shape.cols + 2)
 
@@ -82,21 +89,23 @@ def choose_input(
     precision: str,
     *,
     gathered: bool = False,
+    dense_rows: str = "",
     learned: bool = False,
 ) -> InputChoice:
     """Choose the form in which the input of a model with these layers is stored.
 
     setting: debug.features (auto, dense, sparse). Dense X without input dropout is kept as A_hat X, under K sums one after
     the other as A_hat^K X: layer 1 then needs no SpMM in either direction. Sparse X stays in CSR and CSC as X or as A_hat
-    X, or becomes dense, whichever does least work per epoch. gathered: whether each step reads the rows of its batch; they
-    are X, and dense. learned: whether each step moves X, which is then dense, too. Raises: PlanError for sparse where X
-    cannot stay so.
+    X, or becomes dense, whichever does least work per epoch. gathered: whether each step reads rows of X for its batch;
+    dense_rows: why these are dense whatever X is, "" if they need not be. learned: whether each step moves X, which
+    is then dense, too. Raises: PlanError for sparse where others than dense layers read X.
     """
     dense = _dense_bytes(shape, precision)
     if learned:
         return InputChoice(nbytes=dense, reason="X is learned: every step moves its rows")
     if gathered:
-        return InputChoice(nbytes=dense, reason="X is gathered for each batch")
+        readers = [layer for layer in layers if layer.first or layer.shares]
+        return _gathered_input(readers, shape, setting, precision, dense_rows)
     use = next((layer for layer in layers if layer.first), None)
     if use is None:
         return _shared_input(model, [layer for layer in layers if layer.shares], shape, setting, precision)
@@ -119,7 +128,7 @@ def _shared_input(
     dense = _dense_bytes(shape, precision)
     if not layers:
         if setting == "sparse":
-            raise PlanError("debug.features sparse needs a model in which only dense layers read X; use auto or dense")
+            raise PlanError(SPARSE_READERS)
         return InputChoice(nbytes=dense, reason="X is kept dense: layers other than dense ones read it")
     if shape.nnz is None or setting == "dense":
         return InputChoice(nbytes=dense, reason=f"X is kept dense: {len(layers)} layers read it")
@@ -130,6 +139,51 @@ def _shared_input(
         (2.0 * shape.rows * shape.cols * width, InputChoice(nbytes=dense)),
     ]
     return _least_work(options, setting)
+
+
+def _gathered_input(
+    layers: Sequence[LayerUse], shape: InputShape, setting: str, precision: str, dense_rows: str
+) -> InputChoice:
+    """Choose between sparse and dense rows of X for a batch, which these dense layers alone read, if there are any.
+
+    Rows of a batch count as the graph's average. An evaluation over the whole graph keeps X alike.
+    """
+    dense = InputChoice(nbytes=_dense_bytes(shape, precision), reason="X is gathered for each batch")
+    if shape.nnz is None or setting == "dense":
+        return dense
+    if dense_rows:
+        return replace(dense, reason=f"{dense.reason} as dense rows: {dense_rows}")
+    if not layers:
+        if setting == "sparse":
+            raise PlanError(SPARSE_READERS)
+        return replace(dense, reason=f"{dense.reason} as dense rows: layers other than dense ones read it")
+    sparse = InputChoice(sparse=True, nbytes=sparse_bytes(shape, shape.nnz, precision, dropped=False, transposed=False))
+    length = shape.nnz / max(shape.rows, 1)
+    options = [
+        (2 * sum(_sparse_work(use, length) for use in layers), sparse),
+        (2 * sum(_dense_work(use) for use in layers), dense),
+    ]
+    options = options[:1] if setting == "sparse" else options
+    work, best = min(options, key=lambda o: o[0])
+    others = [f"; otherwise: {_name(one)} {w / 1e6:.1f} M" for w, one in options if one is not best]
+    reason = (
+        f"{_name(best)} is gathered for each batch: layer 1 takes about {work / 1e6:.1f} M multiply-adds of a dense "
+        f"product a step{''.join(others)}"
+    )
+    return replace(best, reason=reason)
+
+
+def _sparse_work(use: LayerUse, length: float) -> float:
+    """Return the work of a layer's product with sparse rows of so many nonzeros, and of the sum after it."""
+    edges = 0 if use.block is None else use.block.edges
+    return SPARSE_PENALTY * (use.rows * length + edges) * use.d_out
+
+
+def _dense_work(use: LayerUse) -> float:
+    """Return the work of a layer's product with dense rows, and of a sum before or after it."""
+    if use.block is None:
+        return use.rows * use.d_in * use.d_out
+    return min(_block_work(use, use.block))
 
 
 def _least_work(options: Sequence[tuple[float, InputChoice]], setting: str) -> InputChoice:

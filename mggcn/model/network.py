@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from mggcn.blocks.block import OWNED, WHOLE, Block, Capacity
+from mggcn.blocks.block import OWNED, WHOLE, Block, Capacity, RowSet
 from mggcn.config import ModelConfig
 from mggcn.errors import PlanError
 from mggcn.memory.device import OPERAND, STORAGE
@@ -19,6 +19,7 @@ from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, 
 from mggcn.model.convolutions import CONVOLUTIONS
 from mggcn.model.derive import derive
 from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.combine import Own
 from mggcn.model.kinds.dense import Linear, SparseLinear
 from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import DroppedValues, Input, Score, input_name
@@ -48,7 +49,8 @@ class Choices:
     evaluation. num_relations: of the graph's edges, 0 without types. counted: whether values of edges are numbers of
     parallel ones. compared: whether the exact gradient is wanted beside that of a step's blocks. pairs: how pairs of the
     results are scored, which the loss then compares. first: whether the sums of a step's first block are gathered, so that
-    its edges are not read. learned: whether the input is trained.
+    its edges are not read. learned: whether the input is trained. dense_rows: why a step gathers dense rows of X whatever X
+    is, "" if it need not.
     """
 
     shape: InputShape
@@ -65,6 +67,7 @@ class Choices:
     pairs: PairScoring | None = None
     first: bool = False
     learned: bool = False
+    dense_rows: str = ""
 
     @property
     def rounds(self) -> bool:
@@ -135,6 +138,18 @@ class Values:
         """Whether sparse features are stored as S_c X."""
         return any(isinstance(value.kind, Input) and value.kind.scaled for value in self.training.values())
 
+    @property
+    def sparse_sets(self) -> frozenset[RowSet]:
+        """The row sets of a batch whose sparse features products of a training step read."""
+        kinds = (value.kind for value in self.training.values())
+        return frozenset(kind.of for kind in kinds if isinstance(kind, Input) and kind.sparse and kind.of != OWNED)
+
+    @property
+    def trains_whole(self) -> bool:
+        """Whether gradients are computed over the whole graph, not only scores."""
+        graphs = (graph for graph in (self.training, self.exact) if graph is not None)
+        return any(isinstance(v.kind, Input) and v.kind.of == OWNED for graph in graphs for v in graph.values())
+
 
 @functools.lru_cache(maxsize=64)
 def make_values(network: Network, config: ModelConfig, num_features: int, num_classes: int, choices: Choices) -> Values:
@@ -161,7 +176,14 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
         raise PlanError("the model has no dense layer: there is no weight matrix to train; add b.linear")
     gathered = blocks[0].sources != OWNED
     choice = choose_input(
-        config, uses, choices.shape, choices.features, choices.precision, gathered=gathered, learned=choices.learned
+        config,
+        uses,
+        choices.shape,
+        choices.features,
+        choices.precision,
+        gathered=gathered,
+        dense_rows=choices.dense_rows,
+        learned=choices.learned,
     )
     layers = of_graph = tuple(choose_layer(config, use, choice, choices.products) for use in uses)
     if first is not None:
@@ -243,17 +265,13 @@ def _check_precision(written: Graph, precision: str) -> None:
 def _layer_uses(
     graph: Graph, config: ModelConfig, capacities: Mapping[Block, Capacity] | None = None
 ) -> list[LayerUse]:
-    users = graph.users()
-    # The input, with the model's input dropout or without, as the one value that layers read.
-    dropped = EpilogueSpec(dropout=config.input_dropout)
-    inputs = [
-        value
-        for value in graph.values()
-        if isinstance(value.kind, Input) or (does(value, dropped) and isinstance(value.operands[0].kind, Input))
-    ]
+    users, capacities = graph.users(), capacities or {}
+    inputs = _inputs(graph, EpilogueSpec(dropout=config.input_dropout))
     readers = {user for value in inputs for user in users[value] if user not in inputs}
     alone = readers if len(readers) == 1 and all(only_user(users, value) for value in inputs) else set()
     shared = readers if all(isinstance(value.kind, Linear) for value in readers) else set()
+    rows = {block.sources: size.sources for block, size in capacities.items()}
+    rows |= {block.targets: size.targets for block, size in capacities.items()}
     return [
         LayerUse(
             layer=value.kind.layer,
@@ -263,11 +281,23 @@ def _layer_uses(
             normalised=len(in_a_row(users, value, config.norm)),
             first=value in alone,
             shares=value in shared,
-            block=_capacity(users, value, capacities or {}),
+            block=_capacity(users, value, capacities),
+            rows=rows.get(value.rows, 0),
         )
         for value in graph.values()
         if isinstance(value.kind, Linear)
     ]
+
+
+def _inputs(graph: Graph, dropped: EpilogueSpec) -> set[Value]:
+    """Return the input, with the model's input dropout or without, and its rows of smaller row sets: to layers all one."""
+    found = set[Value]()
+    for value in graph.values():
+        if isinstance(value.kind, Input):
+            found.add(value)
+        elif (does(value, dropped) or isinstance(value.kind, Own)) and value.operands[0] in found:
+            found.add(value)
+    return found
 
 
 def _capacity(users: Users, linear: Value, capacities: Mapping[Block, Capacity]) -> Capacity | None:

@@ -76,7 +76,8 @@ class Rows:
     ids int64 (V,): original ids. row_scale, col_scale (V,) or None: S_r, S_c. owned int64: rows that are no copies of
     another rank's, None if all. counted uint8: 1 for rows that a step has, 0 for those that fill up its memory; None: a
     step has all. dense (V, D): X or A_hat X; sums (V, D): A_hat X, of a batch that may read both; gradient (V, D): memory
-    for that of X, where X is learned. target: of the set whose rows the loss compares.
+    for that of X, where X is learned. sparse: X or A_hat X instead of dense rows. target: of the set whose rows the loss
+    compares.
     """
 
     ids: Tensor
@@ -87,7 +88,23 @@ class Rows:
     dense: Tensor | None = None
     sums: Tensor | None = None
     gradient: Tensor | None = None
+    sparse: SparseInput | None = None
     target: Target | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseInput:
+    """The sparse input of a row set: X, S_c X or A_hat X as CSR (V, D), and its transpose, None where nothing reads it.
+
+    dropped, dropped_t: share their structure with values of their own, rewritten each epoch under input dropout; position
+    int32 (nnz,): entry of `rows` for each entry of the transpose.
+    """
+
+    rows: Sparse
+    rows_t: Sparse | None = None
+    dropped: Sparse | None = None
+    dropped_t: Sparse | None = None
+    position: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +124,9 @@ class PairRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The constant inputs of a rank, by row set, the pairs of a step, and the sparse inputs of its owned rows.
-
-    sparse, sparse_t: X or A_hat X as CSR and its transpose; dropped and dropped_t share their structure with values of
-    their own, rewritten each epoch under input dropout; position int32 (nnz,): entry of `sparse` for each entry of
-    `sparse_t`.
-    """
+    """The constant inputs of a rank, by row set, and the pairs of a step."""
 
     rows: Mapping[RowSet, Rows]
-    sparse: Sparse | None = None
-    sparse_t: Sparse | None = None
-    dropped: Sparse | None = None
-    dropped_t: Sparse | None = None
-    position: Tensor | None = None
     pairs: PairRows | None = None
 
     @property

@@ -15,6 +15,7 @@ from mggcn.blocks.padded import DRAWN, PaddedLayout
 from mggcn.blocks.relation_order import RelationPlan
 from mggcn.blocks.shared import SharePlan
 from mggcn.blocks.slot import SlotPlan
+from mggcn.blocks.sparse_rows import SparseRowsPlan
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
@@ -25,6 +26,7 @@ from mggcn.model.network import Values
 from mggcn.model.values import Graph
 from mggcn.planning.links import pair_room, seeds_of_one
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.sparse_rows import expected_nonzeros, rows_stay_dense
 
 ORDER_BYTES = 64
 """Bytes a training vertex while an epoch's order is made: ids, keys, their hash and its steps, places, the order, and that
@@ -67,11 +69,17 @@ def check_batches(config: Config) -> None:
 
 
 def batch_lines(
-    config: Config, shape: GraphShape, stack: Stack, steps: int, nbytes: int, pinned_bytes: int
+    config: Config,
+    shape: GraphShape,
+    stack: Stack,
+    steps: int,
+    nbytes: int,
+    pinned_bytes: int,
+    sparse: SparseRowsPlan | None = None,
 ) -> list[str]:
     """Describe the batches of an epoch: what each hop has at most on a rank, and the bytes of those on their way.
 
-    pinned_bytes: of a rank on a GPU, in the host's memory; 0: nbytes are.
+    pinned_bytes: of a rank on a GPU, in the host's memory; 0: nbytes are. sparse: features that are.
     """
     sample, inputs = config.sample, stack.capacities[0].sources
     times = steps * config.run.ranks / shape.num_vertices
@@ -99,6 +107,11 @@ def batch_lines(
             f"  hop {len(sample.fanout)}: not drawn, up to {hop.sources - inputs:,} rows and {hop.edges:,} edges fewer: "
             f"the first layer reads A X, computed once into a temporary file of "
             f"{human(item * shape.num_vertices * shape.num_features)}"
+        )
+    if sparse is not None:
+        lines.append(
+            f"  features are gathered as sparse rows: at most {sparse.nonzeros:,} nonzeros of a batch's {inputs:,} rows, "
+            f"{human(sparse.nbytes)} with the transposes"
         )
     count = f"{sample.ahead + 1} batch{'es' * (sample.ahead > 0)} on their way take{'s' * (not sample.ahead)}"
     gathered = f"an epoch gathers {gathered} times the graph's features"
@@ -154,14 +167,15 @@ def stack_of(config: Config, shape: GraphShape) -> Stack | None:
 def bound_stack(config: Config, shape: GraphShape, owned: int = 0) -> Stack:
     """Return the blocks of a step on a batch with their bounds on every rank. Raises: ConfigError.
 
-    owned: the most vertices of a rank, if that is known.
+    owned: the most vertices of a rank, if that is known. Nonzeros of sparse features are those that rows have on average.
     """
     sample = config.sample
     if sample.draw == "weight" and not shape.weighted:
         raise ConfigError("sample.draw weight needs a graph with weights, and this one has none; draw uniformly")
     seeds, ranks = min(sample.batch, shape.num_training or shape.num_vertices), config.run.ranks
     if not config.shares_batches:
-        return hops_of(_bounds(config, shape, -(-seeds // ranks) * seeds_of_one(config, shape)))
+        stack = hops_of(_bounds(config, shape, -(-seeds // ranks) * seeds_of_one(config, shape)))
+        return stack if rows_stay_dense(config) else expected_nonzeros(shape, stack)
     together, draws = _bounds(config, shape, seeds), draws_of(sample, shape.num_relations)
     return shared_hops(together, draws, ranks, owned or shape.num_vertices, config.model.self_loops)
 
@@ -329,12 +343,14 @@ def packed_bytes(config: Config, shape: GraphShape, stack: Stack, values: Values
     return (config.sample.ahead + 1) * (layout.nbytes - inside)
 
 
-def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, inputs: int = 1) -> int:
+def feed_bytes(
+    config: Config, shape: GraphShape, stack: Stack, back: int, inputs: int = 1, sparse: SparseRowsPlan | None = None
+) -> int:
     """Return the bytes of the batches on their way on one rank: what is drawn, what it counts, and features.
 
     Also the scales of vertices that are kept (feed/norm_scales.py), training vertices and their order, and matrices that no
-    file holds as they are. All of it is the host's memory. back: as for `slot_plan`. inputs: of X and A X those that are
-    gathered.
+    file holds as they are. All of it is the host's memory. back: as for `slot_plan`. sparse: features that are; inputs: of
+    X and A X those that are gathered as dense rows else.
     """
     real, drawn = ITEM_BYTES[REAL[config.run.precision]], stack.together or stack.capacities
     valued = config.model.typed or _is_valued(config, shape)
@@ -343,7 +359,7 @@ def feed_bytes(config: Config, shape: GraphShape, stack: Stack, back: int, input
     typed = _typed_bytes(config, shape, counts, share) if config.model.typed else 0
     gathered = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision])
     one = slot_plan(config, shape, stack, back).nbytes + real * valued * sum(counts) + typed
-    one += inputs * (gathered.nbytes + 4 * gathered.rows)
+    one += inputs * (gathered.nbytes + 4 * gathered.rows) if sparse is None else sparse.nbytes
     # Degrees of blocks are counted anew in every step, in double precision.
     one += DEGREE_BYTES * drawn[0].sources if config.sample.weights == "block" else real * gathered.rows
     one += 0 if share is None else share.nbytes

@@ -113,7 +113,11 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     layout = padded_layout(config, shape, stack if padded else drawn, values)
     row_bytes = layout.feature_bytes * len(layout.inputs)
     sent = layout.nbytes - (layout.stack.capacities[0].sources - rows) * row_bytes
-    sample = Sample(rows, edges, row_bytes, _pairs(plan), cut=edges if stack.together else 0)
+    # Of sparse features the nonzeros of every row set that products read are written, and transposed.
+    read = sum(count for name, count in drawn.rows.items() if name in values.sparse_sets)
+    nonzeros = round((shape.feature_nnz or 0) * read / max(shape.num_vertices, 1))
+    cut, row_bytes = edges if stack.together else 0, 0 if values.sparse_sets else row_bytes
+    sample = Sample(rows, edges, row_bytes, _pairs(plan), cut, nonzeros=nonzeros)
     return BatchCost(
         sample_s=sample.seconds_on(gather_threads(config)),
         alone_s=sample.seconds,
@@ -287,7 +291,7 @@ def _sizes(plan: RunPlan, rank: RankPlan, rows: int, device: DeviceRates | None)
         operand=sizes.operand,
         precision=DENSE[precision],
         block_rows=sizes.block_rows,
-        input_nnz=math.ceil(nnz * sizes.owned / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
+        input_nnz=math.ceil(nnz * rows / max(shape.num_vertices, 1)) if rank.input.sparse else 0,
         real=real,
         edge=4 + (real if shape.weighted or rank.values.typed else 0),
         fuses=device is not None and DENSE[precision] in device.fused,

@@ -73,6 +73,8 @@ def _stack_dict(stack: Stack) -> dict[str, Any]:
     sizes: dict[str, Any] = {"batches": [dataclasses.astuple(size) for size in stack.capacities]}
     if stack.mean:
         sizes["mean_batches"] = stack.mean
+    if stack.nonzeros:
+        sizes["nonzeros_of_batches"] = stack.nonzeros
     if stack.together:
         sizes["shared_batches"] = [dataclasses.astuple(size) for size in stack.together]
         sizes |= {"exchanged": [block.name for block in stack.exchanged], "overlap": stack.overlap}
@@ -130,7 +132,8 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
         sizes, together = (tuple(Capacity.of(c) for c in content.get(k, ())) for k in ("batches", "shared_batches"))
         exchanged = tuple(block for block in stack.blocks if block.name in content.get("exchanged", ()))
         mean = tuple(tuple(pair) for pair in content.get("mean_batches", ()))
-        found: dict[str, Any] = {"mean": mean, "together": together, "exchanged": exchanged}
+        nonzeros = tuple(content.get("nonzeros_of_batches", ()))
+        found: dict[str, Any] = {"mean": mean, "nonzeros": nonzeros, "together": together, "exchanged": exchanged}
         stack = Stack(stack.blocks, sizes, **found, overlap=content.get("overlap", 0.0))
     # What auto chose; a run that is planned anew chooses again.
     chosen = config.evaluating(content.get("evaluate", config.train.evaluate))

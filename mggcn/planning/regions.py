@@ -66,6 +66,7 @@ class RankSizes:
     forward, backward: the number of matrices of every size for A^T, and for A if those differ.
     drawn: those among them that each step draws, which on the host, and on a GPU where batches are filled up, lie in the
     memory of its batch.
+    gathered: rows and nonzeros of matrices of sparse features that a batch brings, in the memory of the batch, too.
     pairs: of a step that predicts links, whose matrix is made anew in every step, on a GPU in place.
     index_bytes: lists of rows that are sent and received; assignment_bytes: of each vertex of the graph, in set-up.
     """
@@ -83,6 +84,7 @@ class RankSizes:
     index_bytes: int
     assignment_bytes: int
     figures: Figures
+    gathered: tuple[tuple[int, int], ...] = ()
 
     @property
     def item(self) -> int:
@@ -186,11 +188,12 @@ class RankSizes:
             tiles = [one for m, count in matrices for one in self._by_relation(m).matrices(m, count)]
         if self.pairs is not None and DEVICES[self.config.run.device].is_host:
             tiles.append((self.pairs.rows, self.pairs.nnz, True, 1))
-        choice = self.input
-        if not choice.sparse:
+        tiles += [(rows, nnz, True, 1) for rows, nnz in self.gathered]
+        if not self.input.sparse:
             return tiles
-        nnz = self.inputs.aggregated_nnz if choice.aggregated else self.inputs.nnz or 0
-        return [*tiles, (self.rows, nnz, True, 1), (self.inputs.cols, nnz, True, 1)]
+        nnz = self.inputs.aggregated_nnz if self.input.aggregated else self.inputs.nnz or 0
+        back = [(self.inputs.cols, nnz, True, 1)] if self.values.trains_whole else []
+        return [*tiles, (self.rows, nnz, True, 1), *back]
 
     def _widest(self, panel: int) -> int:
         """Columns of the widest operand of a sparse product."""
@@ -283,12 +286,12 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def input_bytes(config: Config, chosen: InputChoice, inputs: InputShape) -> int:
-    """Return the bytes of the chosen input on this rank."""
+def input_bytes(config: Config, chosen: InputChoice, inputs: InputShape, *, transposed: bool = True) -> int:
+    """Return the bytes of the chosen input on this rank. transposed: as for `sparse_bytes`."""
     if not chosen.sparse:
         return BufferSpec("", inputs.rows, inputs.cols, STORAGE[config.run.precision]).nbytes
     nnz = inputs.aggregated_nnz if chosen.aggregated else inputs.nnz or 0
-    return sparse_bytes(inputs, nnz, config.run.precision, config.model.input_dropout > 0)
+    return sparse_bytes(inputs, nnz, config.run.precision, config.model.input_dropout > 0, transposed)
 
 
 def score_bytes(config: Config, shape: GraphShape) -> int:

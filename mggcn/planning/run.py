@@ -49,6 +49,7 @@ from mggcn.planning.programs import Lowering, Programs
 from mggcn.planning.pruning import LayerRows, set_bytes
 from mggcn.planning.regions import RankSizes, input_bytes, score_bytes
 from mggcn.planning.shape import GraphShape, check_shape
+from mggcn.planning.sparse_rows import sparse_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,13 +300,15 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         check_tile_nnz(matrix.nnz, num_ranks)
     inputs = common.inputs(rank, nnz)
     values, rank_sizes = common.values, common.sizes(rank)
-    choice = replace(values.input, nbytes=0 if by_blocks else input_bytes(config, values.input, inputs))
+    held_bytes = input_bytes(config, values.input, inputs, transposed=values.trains_whole)
+    choice = replace(values.input, nbytes=0 if by_blocks else held_bytes)
     programs = lowering.programs(rank_sizes, training, evaluation, by_blocks)
     states = {
         kind.name: training[kind.block].state(kind.name, op.cols, rank_sizes.operand)
         for op, kind in aggregations(programs.train.ops)
     }
     drawn = [plan for plan in held if plan is not exact] if common.stack is not None else ()
+    sparse = None if common.stack is None else sparse_rows(config, shape, common.stack, values)
     indices = sum(plan.index_bytes for plan in held)
     assignment = stats.assignment_bytes + set_bytes(training)
     pairs = pair_matrix(config, shape, rank_sizes.owned, common.stack)
@@ -316,8 +319,9 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         shape=shape,
         values=values,
         rows=rank_sizes.owned,
-        input=choice,
+        input=replace(choice, sparse=choice.sparse and by_blocks is None),
         inputs=inputs,
+        gathered=() if sparse is None else sparse.matrices,
         forward=forward + chunks,
         backward=backward,
         pairs=pairs,
@@ -338,7 +342,8 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
     pinned = 0
     if config.sample.batch and common.stack is not None:
         back = hops_back(values.training, common.stack)
-        on_host = feed_bytes(config, shape, common.stack, back, values.inputs)
+        on_host = feed_bytes(config, shape, common.stack, back, values.inputs, sparse)
+        on_host += 0 if sparse is None else sparse.dropped_bytes
         if pads_batches(config):
             pinned = on_host + packed_bytes(config, shape, common.stack, values)
         # Beside them the gradients of a step's parts.

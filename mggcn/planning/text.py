@@ -23,6 +23,7 @@ from mggcn.planning.learned import learned_lines
 from mggcn.planning.record import layer_reasons
 from mggcn.planning.run import RankPlan, RunPlan
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.sparse_rows import sparse_rows
 
 SHOWN_TILES = 8
 """Ranks up to which every tile is listed."""
@@ -178,7 +179,8 @@ def _batches(plan: RunPlan) -> list[str]:
     rank = plan.largest
     nbytes = rank.regions["batches on their way"]
     evaluated = [] if rank.by_blocks is None else ["", *rank.by_blocks.lines(len(plan.ranks))]
-    lines = batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes)
+    sparse = sparse_rows(plan.config, plan.shape, plan.stack, rank.values)
+    lines = batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes, sparse)
     fetched = rank.regions.get("rows of other ranks", 0)
     lines += fetch_lines(plan.config, plan.shape, rank.sizes.owned, fetched)
     cached = history_lines(plan.config, rank.train, rank.training, rank.sizes.operand)

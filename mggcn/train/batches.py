@@ -22,13 +22,14 @@ from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.sparse import RelationRows
 from mggcn.blocks.block import RowSet, Stack
 from mggcn.blocks.relation_order import RelationEdges
+from mggcn.blocks.sparse_rows import SparseRowsPlan
 from mggcn.errors import PlanError
-from mggcn.feed.batch import Batch, BlockEdges, transposed
+from mggcn.feed.batch import Batch, BlockEdges, SparseFeatures, transposed
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.norm_scales import NormScales
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.rewrite.first_sums import FirstSums
-from mggcn.model.runtime import Rows, Target
+from mggcn.model.runtime import Rows, SparseInput, Target
 from mggcn.partition.rows.tiles import Tile
 from mggcn.train.runtime import DTYPES, RankRuntime
 from mggcn.train.targets import StepTargets
@@ -38,7 +39,8 @@ Vector = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLoader:
-    """Loads the batches of a feed. norm: the scales of the whole graph, None if rows have none.
+    """Loads the batches of a feed. norm: the scales of the whole graph, None if rows have none. sparse: how rows of X lie
+    in a batch, None where they are dense; dropped: memory for their values under input dropout.
 
     first: what a model reads instead of the first layer's edges, None if it reads them.
     targets: makes that of the seeds; None: pairs of seeds have one, not rows. dtype: of activations.
@@ -48,6 +50,8 @@ class BatchLoader:
     stack: Stack
     features: VertexFeatures
     norm: NormScales | None
+    sparse: SparseRowsPlan | None
+    dropped: Tensor | None
     first: FirstSums | None
     targets: StepTargets | None
     dtype: str
@@ -59,9 +63,12 @@ class BatchLoader:
         batch.check(self.stack)
         runtime, backend = self.runtime, self.runtime.backend
         # Targets are the first of a block's sources, so every row set is the beginning of the input's.
-        dense = self._features(batch) if self.first is None or self.first.itself else None
+        is_dense = self.sparse is None and (self.first is None or self.first.itself)
+        dense = self._features(batch) if is_dense else None
         sums = None if self.first is None else self._device(batch.sums, batch)
         rows = {name: self._rows(name, ids, dense, sums, batch) for name, ids in batch.rows.items()}
+        for name, sparse in self._sparse_inputs(batch).items():
+            rows[name] = dataclasses.replace(rows[name], sparse=sparse)
         runtime.inputs = dataclasses.replace(runtime.inputs, rows={**runtime.inputs.rows, **rows})
         train = runtime.programs["train"]
         for block, edges in batch.edges.items():
@@ -108,6 +115,32 @@ class BatchLoader:
             return None
         found, backend = self.targets.read(ids, seeds), self.runtime.backend
         return self.targets.target(backend.upload(found.labels), backend.upload(found.mask), found.inv_count)
+
+    def _sparse_inputs(self, batch: Batch) -> dict[RowSet, SparseInput]:
+        """Return the sparse features of the row sets that products read; none where features are dense.
+
+        Raises: PlanError if the feed gave none.
+        """
+        if self.sparse is None:
+            return {}
+        names = [name for name, _, _ in self.sparse.sizes]
+        if batch.sparse.keys() != set(names):
+            raise PlanError("the first layer multiplies sparse features, and the feed gathers none")
+        old = {name: rows.sparse for name, rows in self.runtime.inputs.rows.items()}
+        return {name: self._sparse_input(batch.sparse[name], old.get(name)) for name in names}
+
+    def _sparse_input(self, features: SparseFeatures, old: SparseInput | None) -> SparseInput:
+        """Return sparse features as products read them. old: those of the batch before, whose variants they take."""
+        backend, like = self.runtime.backend, (None, None) if old is None else (old.rows, old.rows_t or old.dropped_t)
+        rows, rows_t = (
+            backend.sparse(tile.indptr, tile.indices, tile.values, before)
+            for tile, before in zip((features.rows, features.rows_t), like, strict=True)
+        )
+        if features.order is None or self.dropped is None:
+            return SparseInput(rows=rows, rows_t=rows_t)
+        # The values of all row sets begin alike. Those of the transpose are rewritten in the memory of the batch.
+        dropped = dataclasses.replace(rows, values=self.dropped[: features.rows.nnz])
+        return SparseInput(rows=rows, dropped=dropped, dropped_t=rows_t, position=backend.upload(features.order))
 
     def _features(self, batch: Batch) -> Tensor:
         """Return the features (V, D) of the input's rows, or their learned rows, which ranks then exchange."""

@@ -14,7 +14,7 @@ from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.blocks.block import OWNED
 from mggcn.feed.features import FeatureReader, aggregated, transposed
 from mggcn.memory.arena import BufferSpec
-from mggcn.model.runtime import Inputs, Rows, Target, require
+from mggcn.model.runtime import Inputs, Rows, SparseInput, Target, require
 from mggcn.partition.order import whole_graph
 from mggcn.partition.rows.shard import Shard
 from mggcn.partition.rows.tiles import Tile, degrees, scales
@@ -40,7 +40,8 @@ def load_inputs(
         return Inputs(rows={OWNED: rows})  # features are read where they are, and learned rows are the trainer's
     if not plan.input.sparse:
         return Inputs(rows={OWNED: dataclasses.replace(rows, dense=_dense(backend, reader, plan))})
-    return _sparse(backend, Inputs(rows={OWNED: rows}), shard, reader, plan, threads)
+    sparse = _sparse(backend, shard, reader, plan, threads)
+    return Inputs(rows={OWNED: dataclasses.replace(rows, sparse=sparse)})
 
 
 def _dense(backend: KernelBackend, reader: FeatureReader, plan: RankPlan) -> torch.Tensor:
@@ -64,9 +65,7 @@ def _upload(backend: KernelBackend, tile: Tile) -> Sparse:
     return backend.sparse(tile.indptr, tile.indices, tile.values)
 
 
-def _sparse(
-    backend: KernelBackend, base: Inputs, shard: Shard, reader: FeatureReader, plan: RankPlan, threads: int
-) -> Inputs:
+def _sparse(backend: KernelBackend, shard: Shard, reader: FeatureReader, plan: RankPlan, threads: int) -> SparseInput:
     dtype = np.float64 if plan.sizes.dtype == "fp64" else np.float32
     values, config = plan.values, plan.values.config
     if values.input.aggregated:
@@ -77,13 +76,13 @@ def _sparse(
         matrix = aggregated(reader, (mine, col_scale), self_loops=config.self_loops, dtype=dtype)
     else:
         matrix = reader.sparse(dtype, shard.col_scale if values.input_scaled else None)
+    rows = _upload(backend, matrix)
+    if not values.trains_whole:
+        return SparseInput(rows=rows)
     matrix_t, position = transposed(matrix, reader.num_features)
-    inputs = dataclasses.replace(base, sparse=_upload(backend, matrix), sparse_t=_upload(backend, matrix_t))
     if not config.input_dropout:
-        return inputs
-    constant = require(inputs.sparse)
-    dropped = dataclasses.replace(constant, values=torch.zeros_like(require(constant.values)))
+        return SparseInput(rows=rows, rows_t=_upload(backend, matrix_t))
+    dropped = dataclasses.replace(rows, values=torch.zeros_like(require(rows.values)))
     # The transposed values are rewritten from the dropped ones: their constant copy is not needed.
-    return dataclasses.replace(
-        inputs, sparse_t=None, dropped=dropped, dropped_t=inputs.sparse_t, position=backend.upload(position)
-    )
+    back = _upload(backend, matrix_t)
+    return SparseInput(rows=rows, dropped=dropped, dropped_t=back, position=backend.upload(position))

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
+import mggcn
 from mggcn.blocks.macrobatch import cache_bytes
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store_write import write_store
@@ -233,6 +235,37 @@ def test_the_measured_peak_is_within_the_plan(settings: list[str], tmp_path: Pat
     )
     assert code == 0, err
     found, plan = result(tmp_path / "run"), json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert found["measured_peak_bytes"] <= found["planned_peak_bytes"]
+    assert max(rank["regions"]["batches on their way"] for rank in plan["per_rank"]) > 100 << 20
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["--set", "model.kind=sage", "--set", "model.aggregator=mean", "--set", "model.input_dropout=0.2"],
+        pytest.param(["--precision", "fp64", "--set", "sample.plan=run"], marks=pytest.mark.full),
+        pytest.param(["--ranks", "2", "--transport", "gloo"], marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_the_measured_peak_of_sparse_rows_is_within_the_plan(settings: list[str], tmp_path: Path) -> None:
+    """Fails if sparse features on their way, or an evaluation's, take memory that no plan counts."""
+    rng, (n, features) = np.random.default_rng(20721), (20_000, 3_000)
+    edges = rng.integers(0, n, (2, 100_000))
+    x = sp.random(n, features, 150 / features, "csr", random_state=rng, dtype=np.float32)
+    labels = rng.integers(0, 3, n)
+    splits = {"train": labels < 2, "val": labels == 2}
+    options = mggcn.GraphOptions(symmetrize=True)
+    where = tmp_path / "store"
+    mggcn.save(mggcn.load(edges, features=x, labels=labels, splits=splits, options=options), where)
+    given = ["--batch", 2000, "--fanout", "8,5", "--epochs", 2, "--threads", 1, "--set", "sample.ahead=6"]
+    given += ["--set", "model.hidden=16"]
+    code, _, err = finish(
+        start("train", where, *given, *settings, "--out", tmp_path / "run", "--quiet", module=("mggcn",))
+    )
+    assert code == 0, err
+    found, plan = result(tmp_path / "run"), json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert "sparse X is gathered for each batch" in plan["reasons"][0]
     assert found["measured_peak_bytes"] <= found["planned_peak_bytes"]
     assert max(rank["regions"]["batches on their way"] for rank in plan["per_rank"]) > 100 << 20
 

@@ -6,9 +6,12 @@ import dataclasses
 
 import pytest
 
+from mggcn.blocks.block import Block, Capacity, RowSet
 from mggcn.config import ModelConfig
+from mggcn.errors import PlanError
 from mggcn.model.builder import Builder
-from mggcn.model.choices import InputShape, LayerChoice, LayerUse, choose_input, sparse_bytes
+from mggcn.model.choices import InputChoice, InputShape, LayerChoice, LayerUse, choose_input, sparse_bytes
+from mggcn.model.kinds.ends import Input
 from mggcn.model.network import NETWORKS, Choices, make_values
 from mggcn.model.values import Value
 
@@ -99,3 +102,79 @@ def test_layers_that_share_a_sparse_input() -> None:
     full = InputShape(rows=1000, cols=500, nnz=490_000, adj_nnz=5000, aggregated_nnz=500_000)
     choices = Choices(shape=full, features="auto", products="auto", precision="fp32")
     assert not make_values(network, ModelConfig(), 500, 4, choices).input.sparse
+
+
+SIZE = Capacity(targets=100, sources=400, edges=900)
+BELOW = Block("below", RowSet("middle"), RowSet("input"))
+
+
+def gathered(setting: str = "auto", nnz: int | None = 9000, dense_rows: str = "", **given: object) -> InputChoice:
+    """The choice for a batch of 400 rows, of which 100 are targets, and two layers that read both."""
+    shape = dataclasses.replace(SPARSE, nnz=nnz)
+    shared: dict[str, object] = {"d_in": 500, "d_out": 16, "normalised": 0, "first": False, "shares": True} | given
+    uses = [
+        LayerUse(layer=1, aggregated=True, block=SIZE, rows=400, **shared),  # type: ignore[arg-type]
+        LayerUse(layer=2, aggregated=False, rows=100, **shared),  # type: ignore[arg-type]
+    ]
+    return choose_input(ModelConfig(), uses, shape, setting, "fp32", gathered=True, dense_rows=dense_rows)
+
+
+def test_rows_of_a_batch_are_of_the_form_of_less_work() -> None:
+    """Fails if a batch's choice counts the whole graph's rows, one layer alone, or not the sums after sparse products."""
+    choice = gathered()
+    # 400 and 100 rows of 9 nonzeros, 900 edges, at width 16, forth and back.
+    assert "layer 1 takes about 0.9 M multiply-adds" in choice.reason
+    assert 2 * 5 * (500 * 9 + 900) * 16 == 864_000
+    # The sum comes before the dense product: 100 rows, and 900 edges at width 500; then 100 own rows.
+    assert 2 * (100 * 500 * 16 + 5 * 900 * 500 + 100 * 500 * 16) == 7_700_000
+    assert "otherwise: dense X 7.7 M" in choice.reason
+    assert choice.sparse
+    assert not choice.aggregated
+    assert not gathered(nnz=120_000).sparse
+    assert gathered("sparse", nnz=120_000).sparse
+    assert not gathered("dense").sparse
+    assert not gathered(nnz=None).sparse
+    kept = gathered("sparse", dense_rows="ranks share a batch")
+    assert not kept.sparse
+    assert kept.reason == "X is gathered for each batch as dense rows: ranks share a batch"
+    assert "layers other than dense ones read it" in gathered(shares=False).reason
+    with pytest.raises(PlanError, match="only dense layers read X"):
+        gathered("sparse", shares=False)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("kind", "sets"), [("gcn", {"input"}), ("sage", {"input", "middle"}), ("gatv2", {"input", "middle"})]
+)
+def test_products_read_sparse_rows_of_their_own_row_set(kind: str, sets: set[str], dropout: float) -> None:
+    """Fails if a product of targets reads all rows of the input, a mask is drawn for each layer, or X is left dense in the
+    evaluation, or in the exact gradient.
+    """
+    above = Block("above", RowSet("seeds"), RowSet("middle"))
+    of = {"aggregator": "mean"} if kind == "sage" else {"heads": 2} if kind == "gatv2" else {}
+    config = ModelConfig(kind=kind, hidden=(8,), input_dropout=dropout, **of)  # type: ignore[arg-type]
+    choices = Choices(
+        shape=SPARSE,
+        features="sparse",
+        products="auto",
+        precision="fp32",
+        blocks=(BELOW, above),
+        capacities=(SIZE, Capacity(20, 100, 150)),
+        compared=True,
+    )
+    values = make_values(NETWORKS[kind], config, 500, 7, choices)
+    assert {one.name for one in values.sparse_sets} == sets
+    assert values.trains_whole
+    kinds = [type(value.kind).__name__ for value in values.training.values()]
+    assert kinds.count("SparseLinear") == kinds.count("SparseWeightGrad") == len(sets)
+    assert kinds.count("DroppedValues") == len(sets) * (dropout > 0)
+    for graph in (values.evaluation, values.exact):
+        assert graph is not None
+        assert all(value.kind.sparse for value in graph.values() if isinstance(value.kind, Input))
+    alone = make_values(NETWORKS[kind], config, 500, 7, dataclasses.replace(choices, compared=False))
+    assert not alone.trains_whole
+
+
+def test_a_sparse_input_that_is_only_scored_has_no_transpose() -> None:
+    """Fails if a run on batches plans, beside an evaluation's matrix, what gradients would read."""
+    assert sparse_bytes(SPARSE, 9000, "fp32", True, transposed=False) == 9000 * 8 + 8 * 1001

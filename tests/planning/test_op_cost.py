@@ -17,7 +17,7 @@ from mggcn.assemble.plan import plan_shape, this_machine, with_ahead
 from mggcn.backend.cuda import presence, triton_kernels
 from mggcn.backend.norms import NormKernels
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
-from mggcn.cost.batches import CROWD, LOCK_S
+from mggcn.cost.batches import CROWD, LOCK_S, NONZERO_S
 from mggcn.cost.machine import find_machine
 from mggcn.cost.work import Work, work_seconds
 from mggcn.errors import PlanError
@@ -220,6 +220,31 @@ def test_unpadded_batches_wait_for_the_step() -> None:
         assert cost is not None
         found.append(cost.beside)
     assert found == [True, False]
+
+
+def test_sparse_rows_are_priced_by_their_nonzeros() -> None:
+    """Fails if a batch of sparse features is priced as dense rows, its products by those of all vertices, or the transpose
+    of own rows is left out.
+    """
+    shape = shape_of(18_000, 160_000, 6_000, 15, feature_nnz=18_000 * 60, num_training=10_000)
+    model = ModelConfig(kind="sage", aggregator="mean", hidden=(128,), self_loops=False)
+    sample = SampleConfig(batch=128, fanout=(10, 5))
+    found = {}
+    for features in ("sparse", "dense"):
+        plan = plan_shape(Config(model=model, sample=sample, run=RunConfig(features=features)), shape)  # type: ignore[arg-type]  # a loop's
+        cost = batch_cost(plan, find_machine("dgx-h100"))
+        assert cost is not None
+        [rank] = plan.ranks
+        works = [item for _, items in items_by_op(plan, rank, rank.train) for item in items if isinstance(item, Work)]
+        found[features] = cost.sample_s, sum(work.rows for work in works if work.kind == "sparse"), works
+    inputs, targets, edges = 128 * 11 * 6, 128 * 11, 128 * 10 + 128 * 11 * 5
+    gained = inputs * 6_000 * 4 / 8e9 - (inputs + targets) * 60 * NONZERO_S
+    assert found["dense"][0] - found["sparse"][0] == pytest.approx(gained)
+    # Of sparse rows each product, forth and back, gathers a row for each nonzero; the sums of both hops go both ways.
+    assert found["sparse"][1] == 2 * (inputs + targets) * 60 + 2 * edges
+    assert found["dense"][1] < found["sparse"][1]
+    flops = [sum(work.flop for work in works) for _, _, works in found.values()]
+    assert flops[0] < flops[1] / 30
 
 
 def test_sums_of_the_first_layer_take_time_once() -> None:

@@ -56,6 +56,13 @@ CASES: dict[str, dict[str, Any]] = {
     "batches": {"batch": 400, "dropout": 0.5},
     "batches-gat": {"batch": 400, "kind": "gat", "heads": 4},
     "batches-sparse-bf16": {"batch": 400, "features": "sparse", "precision": "bf16"},
+    "batches-sparse-dropout": {
+        "batch": 400,
+        "features": "sparse",
+        "input_dropout": 0.5,
+        "kind": "sage",
+        "aggregator": "mean",
+    },
     "batches-fp64": {"batch": 400, "precision": "fp64", "kind": "sage"},
     "batches-full": {"batch": 400, "first": "full", "kind": "sage", "aggregator": "mean", "dropout": 0.5},
     "batches-rgcn": {"batch": 400, "kind": "rgcn", "bases": 4, "by_type": True},

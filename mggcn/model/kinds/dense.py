@@ -201,7 +201,7 @@ class InputGrad(PlainKind):
 
 @dataclass(frozen=True, slots=True)
 class SparseLinear(PlainKind):
-    """out (V, E) = finish(M @ W) with M the constant sparse input (V, D), or its values under this epoch's mask."""
+    """out (V, E) = finish(M @ W) with M the sparse input (V, D) of a row set, or its values under this epoch's mask."""
 
     title: ClassVar[str] = "sparse-linear {self.layer}"
     has_parameters = True
@@ -216,7 +216,8 @@ class SparseLinear(PlainKind):
         return Adjoint((None,), (Value(kind, (matrix, gradient)),))
 
     def run(self, rt: Runtime, op: Op) -> None:
-        matrix = require(rt.inputs.dropped if self.dropped else rt.inputs.sparse)
+        x = require(rt.inputs.rows[op.sets[0]].sparse)
+        matrix = require(x.dropped) if self.dropped else x.rows
         epilogue = self.finish.epilogue(rt, op.rows)
         rt.backend.spmm(matrix, rt.operand(self.weight), rt.buffer(op.out), accumulate=False, epilogue=epilogue)
 
@@ -236,5 +237,6 @@ class SparseWeightGrad(PlainKind):
         return self.weight
 
     def run(self, rt: Runtime, op: Op) -> None:
-        matrix = require(rt.inputs.dropped_t if self.dropped else rt.inputs.sparse_t)
+        x = require(rt.inputs.rows[op.sets[0]].sparse)
+        matrix = require(x.dropped_t if self.dropped else x.rows_t)
         rt.backend.spmm(matrix, op.tensor(rt, 1), rt.gradient(self.weight), accumulate=False, epilogue=None)

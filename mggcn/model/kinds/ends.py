@@ -80,12 +80,11 @@ class DroppedValues(PlainKind):
     probability: float
 
     def run(self, rt: Runtime, op: Op) -> None:
-        inputs = rt.inputs
-        values, values_t = require(require(inputs.dropped).values), require(require(inputs.dropped_t).values)
-        rt.backend.dropout_values(
-            require(inputs.sparse), values, inputs.owned.ids, Dropout(self.probability, rt.clock, 0)
-        )
-        rt.backend.gather_rows(values.view(-1, 1), require(inputs.position), values_t.view(-1, 1))
+        rows = rt.inputs.rows[op.sets[0]]
+        x = require(rows.sparse)
+        values, values_t = (require(require(matrix).values) for matrix in (x.dropped, x.dropped_t))
+        rt.backend.dropout_values(x.rows, values, rows.ids, Dropout(self.probability, rt.clock, 0))
+        rt.backend.gather_rows(values.view(-1, 1), require(x.position), values_t.view(-1, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from mggcn.blocks.block import RowSet
 from mggcn.model.choices import InputChoice, LayerChoice
+from mggcn.model.kinds.combine import Own
 from mggcn.model.kinds.dense import Linear, SparseLinear
-from mggcn.model.kinds.elementwise import Add, Elementwise
+from mggcn.model.kinds.elementwise import NOTHING, Add, Elementwise, EpilogueSpec
 from mggcn.model.kinds.ends import DroppedValues, Input
 from mggcn.model.rewrite.patterns import Normalised, Users, followed_by, in_a_row, only_user
 from mggcn.model.values import Graph, Value
@@ -67,14 +69,16 @@ def keep_sparse(graph: Graph, choice: InputChoice) -> Graph:
     if not choice.sparse:
         return graph
 
-    kept: dict[tuple[float, bool], Value] = {}
+    kept: dict[tuple[float, bool, RowSet], Value] = {}
 
-    def stored(cols: int, dropout: float, scaled: bool) -> Value:
-        """The sparse input, whose values under dropout are computed once for all readers."""
-        if (dropout, scaled) not in kept:
-            x = Value(Input(sparse=True, scaled=scaled), (), cols)
-            kept[dropout, scaled] = Value(DroppedValues(dropout), (x,), cols) if dropout else x
-        return kept[dropout, scaled]
+    def stored(x: Value, spec: EpilogueSpec) -> Value:
+        """The sparse input of a row set, whose values under dropout are computed once for all readers."""
+        scaled = bool(spec.out_scale)
+        of = spec.dropout, scaled, x.rows
+        if of not in kept:
+            itself = Value(Input(sparse=True, scaled=scaled, of=x.rows), (), x.cols)
+            kept[of] = Value(DroppedValues(spec.dropout), (itself,), x.cols) if spec.dropout else itself
+        return kept[of]
 
     def rule(old: Value, new: Value) -> Value:
         if isinstance(new.kind, Input):
@@ -82,11 +86,10 @@ def keep_sparse(graph: Graph, choice: InputChoice) -> Graph:
         if not isinstance(new.kind, Linear):
             return new
         (x,) = new.operands
-        dropout = 0.0
-        if isinstance(x.kind, Elementwise):
-            dropout = x.kind.spec.dropout
-            x = stored(x.cols, dropout, bool(x.kind.spec.out_scale))
-        return Value(SparseLinear(new.kind.weight, new.kind.layer, bool(dropout)), (x,), new.cols)
+        spec = _input_under(x)[1]
+        if not isinstance(x.kind, Input):
+            x = stored(x, spec)
+        return Value(SparseLinear(new.kind.weight, new.kind.layer, bool(spec.dropout)), (x,), new.cols)
 
     first = {value for value in graph.values() if isinstance(value.kind, Linear) and _reads_input(value)}
     return graph.rewritten(lambda old, new: rule(old, new) if old in first or isinstance(old.kind, Input) else new)
@@ -136,5 +139,13 @@ def _products_in(users: Users, value: Value) -> Iterator[Value]:
 
 
 def _reads_input(linear: Value) -> bool:
-    (x,) = linear.operands
-    return isinstance((x.operands[0] if isinstance(x.kind, Elementwise) else x).kind, Input)
+    return isinstance(_input_under(linear.operands[0])[0].kind, Input)
+
+
+def _input_under(x: Value) -> tuple[Value, EpilogueSpec]:
+    """Return what x is the rows of a smaller row set of, or one elementwise step of, or both; and that step."""
+    spec = NOTHING
+    while isinstance(x.kind, Own) or (isinstance(x.kind, Elementwise) and spec == NOTHING):
+        spec = x.kind.spec if isinstance(x.kind, Elementwise) else spec
+        x = x.operands[0]
+    return x, spec
