@@ -31,7 +31,7 @@ from mggcn.graph.splits import count_labels, training_rows
 from mggcn.memory.units import MIB
 from mggcn.planning.batch_rows import ReadRows, relay_slots
 from mggcn.planning.batch_sharing import BatchSizes, mean_stack_of, with_batches
-from mggcn.planning.batches import bound_stack, feed_bytes, one_vertex, pads_batches, share_plan, slot_plan
+from mggcn.planning.batches import bound_stack, feed_bytes, one_vertex, own_entries, pads_batches, share_plan, slot_plan
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.sparse_rows import expected_nonzeros, rows_stay_dense
 
@@ -160,9 +160,8 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
     least = _least(config, shape, slots.draws)
     extents = with_extents(hops_of(tuple(reversed(bound.together))), whole, least)
     owned = int(np.bincount(owner).max(initial=0))
-    alone_on_ranks = (
-        shared_hops(least, slots.draws, run.ranks, owned, config.model.self_loops).capacities if least else ()
-    )
+    loops = own_entries(config, shape)
+    alone_on_ranks = shared_hops(least, slots.draws, run.ranks, owned, loops).capacities if least else ()
     return with_shared_extents(bound, extents, most.tolist(), alone_on_ranks[::-1], overlap)
 
 

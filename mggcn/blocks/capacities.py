@@ -47,17 +47,17 @@ def with_extents(
     return hops_of(capacities)
 
 
-def shared_hops(together: Sequence[Capacity], draws: Draws, ranks: int, owned: int, self_loops: bool) -> Stack:
+def shared_hops(together: Sequence[Capacity], draws: Draws, ranks: int, owned: int, own_entries: int) -> Stack:
     """Return the blocks of a step that ranks share, within bounds: every rank may have any of the rows that it owns.
 
-    together: bounds of the rows of all ranks, hop 0 first. owned: the most vertices of a rank.
+    together: bounds of the rows of all ranks, hop 0 first. owned: the most vertices of a rank. own_entries: as for `bounds`.
     """
     capacities, rows = list[Capacity](), -(-together[0].targets // ranks)
     # Seeds are dealt evenly: a rank may have some that it does not own.
     most = owned + rows
     for hop, size in enumerate(together):
         fanout = draws.most(hop)
-        edges = size.edges if fanout is None else min(size.edges, rows * (fanout + self_loops))
+        edges = size.edges if fanout is None else min(size.edges, rows * (fanout + own_entries))
         sources = max(min(size.sources, most), rows)
         capacities.append(
             Capacity(

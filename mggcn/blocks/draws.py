@@ -80,18 +80,21 @@ class Draws:
 
 
 def bounds(
-    num_seeds: int, draws: Draws, *, num_vertices: int, num_edges: int, self_loops: bool = False
+    num_seeds: int, draws: Draws, *, num_vertices: int, num_edges: int, own_entries: int = 0
 ) -> tuple[Capacity, ...]:
     """Return capacities, of the hop at the seeds first, that no batch exceeds, or as many as a hop can have.
 
-    E <= T times the fan-out, at most the graph's edges; S <= min(N, T + E). Self-loops add an entry a row to E.
-    A graph with repeated edges may store several own entries in a row: steps that exceed E by them come in halves.
+    own_entries: the most that a row has of itself, which are never drawn: with self-loops 1, or as many as a graph with
+    types of edges stores of a vertex; without them 0, and those that are stored are drawn as others.
+    E <= T times the fan-out, at most the graph's edges, and own entries; S <= min(N, T + E).
     """
     capacities, rows = list[Capacity](), min(num_seeds, num_vertices)
     for hop in range(len(draws.fanouts)):
         most = draws.most(hop)
         drawn = min(num_edges if most is None else min(num_edges, rows * most), MAX_ENTRIES - rows)
         sources = min(num_vertices, rows + drawn)
-        capacities.append(Capacity(rows, sources, drawn + rows * self_loops))
+        # Own entries beyond the first of a row are edges of the graph.
+        most_edges = min(num_edges + rows * (own_entries > 0), MAX_ENTRIES)
+        capacities.append(Capacity(rows, sources, min(drawn + rows * own_entries, most_edges)))
         rows = sources
     return tuple(capacities)

@@ -349,6 +349,22 @@ def rows_with_loops(csr: CSR) -> int:
     return count
 
 
+def most_own_entries(csr: CSR) -> int:
+    """Return the most entries of its own column that a row of a square matrix has once each has one: at least 1.
+
+    Cost: as `windows`; none without types, where columns do not repeat.
+    """
+    if csr.types is None:
+        return 1
+    most, last, count = 1, -1, 0
+    for rows, cols, _, _ in windows(csr):
+        found, counts = np.unique(rows[rows == cols], return_counts=True)
+        if found.size:  # a row may go on in the next window
+            counts[0] += count if found[0] == last else 0
+            most, last, count = max(most, int(counts.max())), int(found[-1]), int(counts[-1])
+    return most
+
+
 def check_csr(csr: CSR, what: str) -> None:
     """Check every property that `CSR` promises; `what` names the matrix in the message.
 

@@ -33,7 +33,7 @@ from mggcn.feed.memory import BatchMemoryPlan
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.sampled import SampledFeed
 from mggcn.feed.seeds import RankSeeds, Seeds
-from mggcn.graph.csr import Graph
+from mggcn.graph.csr import Graph, most_own_entries
 from mggcn.graph.vertex_data import to_numpy
 from mggcn.memory.device import STORAGE, scale_dtype
 from mggcn.nn.devices import BackendOf, backends
@@ -212,10 +212,11 @@ def batches(
     sharing = Sharing(norm=norm, self_loops=self_loops, precision=precision, device=device, threads=threads, seed=seed)
     sharing.config(1, "auto")  # which refuses what a run would
     order = Seeds(seeds_of(graph, seeds), sample.batch, drop_last, shuffle=shuffle)
+    own = most_own_entries(graph.adj_t) if self_loops else 0  # relations tell repeated columns
     graph = mapped_once(graph.untyped())
     adj_t, draws, real = graph.adj_t, draws_of(sample), scale_dtype(precision)
     weighted, n = adj_t.values is not None, graph.num_vertices
-    capacities = bounds(order.most, draws, num_vertices=n, num_edges=adj_t.nnz, self_loops=self_loops)
+    capacities = bounds(order.most, draws, num_vertices=n, num_edges=adj_t.nnz, own_entries=own)
     plan = SlotPlan(draws=draws, capacities=capacities, num_vertices=n, places=weighted)
     sampler = Sampler(adj_t, draws, self_loops=self_loops)
     rows = GatheredRows(VertexFeatures(graph, False), None, DTYPES[STORAGE[precision]])

@@ -177,7 +177,7 @@ def bound_stack(config: Config, shape: GraphShape, owned: int = 0) -> Stack:
         stack = hops_of(_bounds(config, shape, -(-seeds // ranks) * seeds_of_one(config, shape)))
         return stack if rows_stay_dense(config) else expected_nonzeros(shape, stack)
     together, draws = _bounds(config, shape, seeds), draws_of(sample, shape.num_relations)
-    return shared_hops(together, draws, ranks, owned or shape.num_vertices, config.model.self_loops)
+    return shared_hops(together, draws, ranks, owned or shape.num_vertices, own_entries(config, shape))
 
 
 def one_vertex(config: Config, shape: GraphShape) -> tuple[Capacity, ...]:
@@ -193,7 +193,12 @@ def _hop_bounds(config: Config, shape: GraphShape, num_seeds: int) -> tuple[Capa
     """Return the bounds of every hop, drawn or not."""
     draws = draws_of(dataclasses.replace(config.sample, first="drawn"), shape.num_relations)
     size = {"num_vertices": shape.num_vertices, "num_edges": shape.num_edges}
-    return bounds(num_seeds, draws, **size, self_loops=config.model.self_loops)
+    return bounds(num_seeds, draws, **size, own_entries=own_entries(config, shape))
+
+
+def own_entries(config: Config, shape: GraphShape) -> int:
+    """Return the most entries that a row of a batch has of its own vertex and that are not drawn, as `bounds` takes them."""
+    return shape.own_entries * config.model.self_loops
 
 
 def gathered_first(stack: Stack, training: Graph) -> Stack:

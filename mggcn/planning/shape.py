@@ -9,7 +9,7 @@ import numpy as np
 from mggcn.config import Config
 from mggcn.errors import GraphError
 from mggcn.graph.check import refuse_summed
-from mggcn.graph.csr import CSR, WINDOW, Graph, Repeats, Task
+from mggcn.graph.csr import CSR, WINDOW, Graph, Repeats, Task, most_own_entries
 from mggcn.graph.nonzeros import features_nnz
 from mggcn.graph.splits import evaluated_rows, training_rows
 from mggcn.model.builder import Network
@@ -58,6 +58,9 @@ class GraphShape:
     in_place: bool | None = None
     """Whether features are rows that can be read where they are stored; None, of a bare shape or without
     batches: where they are dense."""
+    own_entries: int = 1
+    """The most entries that a row of a batch has of its own vertex under model.self_loops: more than 1 where edges have types
+    and a vertex several self-loops."""
 
 
 REUSE_EDGES = 1 << 26
@@ -68,8 +71,8 @@ second: only its evaluation has them. Beyond, they count as random."""
 def graph_shape(graph: Graph, config: Config) -> GraphShape:
     """Return the sizes of a graph that a plan needs.
 
-    Cost: as `features_nnz`, and for sparse features a sample of A_hat X. Raises: GraphError for a graph without features,
-    unless rows are learned.
+    Cost: as `features_nnz`, and for sparse features a sample of A_hat X; for batches of a graph with types of edges and
+    self-loops a pass over the edges. Raises: GraphError for a graph without features, unless rows are learned.
     """
     features, learned = graph.features, config.data.learned
     if features is None and not learned:
@@ -109,6 +112,8 @@ def graph_shape(graph: Graph, config: Config) -> GraphShape:
     )
     if not config.sample.batch:
         return shape
+    if model.self_loops:
+        shape = replace(shape, own_entries=most_own_entries(graph.adj_t))
     return _read_in_place(shape, replace(graph, features=None) if learned else graph, typed=model.typed)
 
 

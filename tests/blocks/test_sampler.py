@@ -18,7 +18,7 @@ from mggcn.blocks.draws import ALL, Draws, bounds
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, Sampler, edge_keys
 from mggcn.blocks.slot import Slot, SlotPlan, Table
 from mggcn.errors import ConfigError, GraphError, PlanError
-from mggcn.graph.csr import CSR, ArrayRows
+from mggcn.graph.csr import CSR, ArrayRows, most_own_entries, windows
 from tests.blocks.sample_twin import Twin
 
 SEED = 3187463021
@@ -74,11 +74,7 @@ def graph(kind: str, n: int = 90) -> CSR:
 
 def plan_for(adj_t: CSR, draws: Draws, num_seeds: int, self_loops: bool = False, **others: Any) -> SlotPlan:
     size = {"num_vertices": adj_t.num_rows, "num_edges": adj_t.nnz}
-    # "parallel" has up to three entries of a vertex itself in a row.
-    capacities = tuple(
-        replace(of, edges=of.edges + 2 * self_loops * of.targets)
-        for of in bounds(num_seeds, draws, self_loops=self_loops, **size)
-    )
+    capacities = bounds(num_seeds, draws, own_entries=most_own_entries(adj_t) if self_loops else 0, **size)
     return SlotPlan(draws=draws, capacities=capacities, num_vertices=adj_t.num_rows, **others)
 
 
@@ -344,9 +340,21 @@ def test_a_damaged_graph_is_refused() -> None:
             Sampler(graph_, draws).draw(slot, np.arange(90), SEED, 0)
 
 
+def test_own_entries_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if several own entries of a row are one, those of two rows are one row's, or a window's end parts a row's."""
+    indptr, indices = np.array([0, 1, 4, 8, 8]), np.array([1, 1, 1, 2, 2, 2, 2, 3], np.int32)
+    adj_t = CSR(ArrayRows(indptr), ArrayRows(indices), None, 4, types=ArrayRows(np.array([0, 0, 1, 0, 0, 1, 2, 0])))
+    assert [most_own_entries(adj_t), most_own_entries(adj_t.untyped())] == [3, 1]
+    for window in range(1, 9):
+        monkeypatch.setattr("mggcn.graph.csr.windows", partial(windows, size=window))
+        assert most_own_entries(adj_t) == 3
+    sizes = {"num_vertices": 100, "num_edges": 50, "own_entries": 3}
+    assert [of.edges for of in bounds(4, Draws(fanouts=(2, ALL)), **sizes)] == [20, 62]
+
+
 def test_more_edges_than_a_hop_can_have_are_bounded() -> None:
     """Fails if a graph of 2^31 edges or more cannot be planned, however small its batches are."""
     draws = Draws(fanouts=(10, ALL), by="uniform")
-    capacities = bounds(100, draws, num_vertices=2**27, num_edges=2**32, self_loops=True)
+    capacities = bounds(100, draws, num_vertices=2**27, num_edges=2**32, own_entries=1)
     assert [size.edges for size in capacities] == [1100, 2**31 - 1]
     assert SlotPlan(draws=draws, capacities=capacities, num_vertices=2**27).nbytes > 2**33

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from mggcn import load
 from mggcn.assemble import stack as stacks
 from mggcn.assemble.plan import plan_graph
 from mggcn.assemble.rank import Rank
@@ -119,6 +120,25 @@ def test_sums_over_ranks_are_of_whole_steps(ranks: int, monkeypatch: pytest.Monk
     config = sampled(ranks, {"kind": "gcn", "norm_layer": "batch"})
     with pytest.raises(PlanError, match="came in parts, and the model needs the whole step at once"):
         on_ranks(config, graph_of(), lambda rank: rank.trainer.step(0))
+
+
+@pytest.mark.parametrize("batches", ["independent", "cooperative"])
+@pytest.mark.parametrize("plan", ["bound", "run"])
+def test_several_own_edges_are_planned(plan: str, batches: str) -> None:
+    """Fails if the own edges of a vertex, of several types, are planned as one: a batch norm then sees halves, and the
+    neighbourhood of a single vertex has no room.
+    """
+    n, loops = 24, np.tile(np.arange(24), 3)
+    edges = np.hstack([np.stack([loops, loops]), np.argwhere(~np.eye(n, dtype=bool)).T])
+    types = np.append(np.repeat(np.arange(3), n), np.zeros(n * (n - 1), int))
+    x, train = np.random.default_rng(3).normal(size=(n, 7)).astype(np.float32), {"train": np.arange(n)}
+    graph = load(edges, edge_types=types, features=x, labels=np.arange(n) % 4, splits=train)
+    normed = NORMED if plan == "bound" else {}
+    for batch in (2, 12, n):
+        config = sampled(2, {"kind": "gcn", "self_loops": True} | normed, (1, 1), batch=batch, plan=plan)
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, batches=batches))  # type: ignore[arg-type]  # of the settings above
+        for found in on_ranks(config, graph, steps_of):
+            assert all(parts == 1 for epoch in found["parts"] for parts in epoch)
 
 
 @pytest.mark.parametrize("setting", ["norm_layer", "weights"])

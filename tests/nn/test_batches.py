@@ -286,6 +286,18 @@ def test_a_loop_that_is_left_keeps_its_feed() -> None:
     assert len(made) == 2
 
 
+def test_several_own_edges_cut_no_batch() -> None:
+    """Fails if a batch of a graph with several self-loops a vertex, of other types, comes in halves, or loses one of them."""
+    n, loops = 6, np.tile(np.arange(6), 3)
+    edges = np.hstack([np.stack([loops, loops]), np.argwhere(~np.eye(n, dtype=bool)).T])
+    types = np.append(np.repeat(np.arange(3), n), np.zeros(n * (n - 1), int))
+    graph = mggcn.load(edges, edge_types=types, features=np.eye(n, dtype=np.float32))
+    for batch, sizes in ((1, [1] * n), (4, [4, 2]), (n, [n])):
+        found = list(loader_of(graph, np.arange(n), fanout=[1, 1], batch=batch, self_loops=True))
+        assert [one.seeds for one in found] == sizes
+        assert all(block.num_edges == 4 * block.num_targets for one in found for block in one.blocks)
+
+
 def test_seeds_in_every_form() -> None:
     """Fails if a split, a mask and ids differ, an order is lost, or the last batch stays against the word."""
     graph = graph_of("random")
