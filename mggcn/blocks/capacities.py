@@ -50,7 +50,7 @@ def with_extents(
 def shared_hops(together: Sequence[Capacity], draws: Draws, ranks: int, owned: int, own_entries: int) -> Stack:
     """Return the blocks of a step that ranks share, within bounds: every rank may have any of the rows that it owns.
 
-    together: bounds of the rows of all ranks, hop 0 first. owned: the most vertices of a rank. own_entries: as for `bounds`.
+    together: bounds of the rows of all ranks, hop 0 first. owned: the most vertices of a rank. own_entries: as `bounds`.
     """
     capacities, rows = list[Capacity](), -(-together[0].targets // ranks)
     # Seeds are dealt evenly: a rank may have some that it does not own.

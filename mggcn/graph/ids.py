@@ -47,12 +47,10 @@ def rows_of(graph: Graph, vertices: Any, given: str = "vertices") -> Array:
             f"{given} expects a list of {what}, {'whole numbers' if whole else 'text'}, or a mask of "
             f"{graph.num_vertices:,} vertices, got {wanted.dtype} of shape {wanted.shape}"
         )
-    try:
-        # A 64-bit number is not to pass through float64, nor to wrap.
-        wanted = np.array([int(text) for text in wanted.tolist()]) if whole else wanted
-        names = wanted.astype(ids.dtype) if whole else wanted
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{given} expects {what}, whole numbers: {error}") from error
+    names = wanted
+    if whole:
+        wanted = _whole(wanted, f"{given} expects {what}, whole numbers")
+        names = wanted.astype(ids.dtype)
     if graph.ids is None:
         rows: Array = np.clip(names, 0, ids.size - 1)
     else:
@@ -64,6 +62,21 @@ def rows_of(graph: Graph, vertices: Any, given: str = "vertices") -> Array:
         known = f"0 to {ids.size - 1}" if graph.ids is None else f"such as {_shown(ids)}"
         raise ConfigError(f"{given} names {_shown(missing)}, but no vertex has such an id; {what} are {known}")
     return rows
+
+
+def _whole(wanted: Array, expected: str) -> Array:
+    """Return whole numbers, also of text, as 64-bit ones. Raises: ConfigError, which begins with what was expected."""
+    numbers = list[int]()
+    for one in wanted.tolist():
+        try:
+            numbers.append(int(one))
+        except ValueError:
+            raise ConfigError(f"{expected}, got {one!r}" if one else f"{expected}, one of them is empty") from None
+    # A 64-bit number is not to pass through float64, nor to wrap.
+    least, most = 0 if max(numbers) > LARGEST else -LARGEST, np.iinfo(np.uint64).max
+    if wrong := [one for one in numbers if not least <= one <= most]:
+        raise ConfigError(f"{expected} of 64 bits, got {wrong[0]}")
+    return np.array(numbers, np.int64 if max(numbers) <= LARGEST else np.uint64)
 
 
 def numbered(edges: Any, ids: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.sampled import SampledFeed
 from mggcn.feed.seeds import RankSeeds, Seeds
 from mggcn.graph.csr import Graph, most_own_entries
+from mggcn.graph.ids import rows_of
 from mggcn.graph.vertex_data import to_numpy
 from mggcn.memory.device import STORAGE, scale_dtype
 from mggcn.nn.devices import BackendOf, backends
@@ -52,7 +53,8 @@ class SampledBatch:
 
     def __init__(self, ids: Tensor, x: Tensor, y: Tensor | None, blocks: tuple[SampledBlock, ...]) -> None:
         self.ids: Tensor = ids
-        """Vertex of each row, int64 (S,), those of the seeds first."""
+        """Vertex of each row, int64 (S,), those of the seeds first: its row in the graph's arrays, also where the graph was
+        given ids; `graph.ids.take(ids.numpy())` are these."""
         self.x: Tensor = x
         """Features of all rows, (S, D)."""
         self.y: Tensor | None = y
@@ -171,11 +173,13 @@ def batches(
     whatever `ahead` and `threads` are.
 
     Cost: with a norm, of graphs with weights or `self_loops`, the degrees that were read, 4 bytes a vertex (fp64: 8);
-    memory for ahead + 1 batches while an iteration runs.
+    memory for ahead + 1 batches from the first
+    iteration on for as long as the loader lives, and as many for each iteration that runs beside others.
 
     Args:
         graph: A graph with features from `mggcn.load`.
-        seeds: "train", "val", "test" or another split of the graph, vertices int (B,), each once, or a mask bool (N,).
+        seeds: "train", "val", "test" or another split of the graph, vertices (B,), each once, by the ids that the graph
+            was given, as in splits and `predict`, or else by row numbers; or a mask bool (N,) of rows.
         fanout: In-neighbours that are drawn of each row, a number for each layer, that of the layer next to the output
             first; -1 or "all": every one.
         batch: Seeds of a batch.
@@ -235,7 +239,10 @@ def batches(
 
 
 def seeds_of(graph: Graph, seeds: Any) -> npt.NDArray[np.int64]:
-    """Return the seeds that a split, ids or a mask name. Raises: GraphError."""
+    """Return the rows of the seeds that a split, a mask or vertices name, these by the graph's ids where it was given some.
+
+    Raises: GraphError.
+    """
     if isinstance(seeds, str):
         if seeds not in graph.splits:
             known = ", ".join(graph.splits) or "none"
@@ -244,18 +251,29 @@ def seeds_of(graph: Graph, seeds: Any) -> npt.NDArray[np.int64]:
     else:
         given = np.array(to_numpy(seeds))
     if given.dtype == np.bool_ and given.shape == (graph.num_vertices,):
-        given = np.flatnonzero(given)
+        return _distinct(np.flatnonzero(given))
+    if graph.ids is not None and not isinstance(seeds, str):
+        try:
+            return _distinct(given if not given.size else rows_of(graph, given, "seeds"), given)
+        except ConfigError as error:
+            raise GraphError(str(error)) from error
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise GraphError(
             f"seeds must be a split's name, ids of one dimension or a mask of {graph.num_vertices} vertices, got "
             f"{given.dtype} of shape {given.shape}"
         )
-    if not given.size:
-        raise GraphError("there are no seeds; give one vertex or more")
-    if given.min() < 0 or given.max() >= graph.num_vertices:
+    if given.size and (given.min() < 0 or given.max() >= graph.num_vertices):
         wrong = given[(given < 0) | (given >= graph.num_vertices)][0]
         raise GraphError(f"seeds must be vertices 0 .. {graph.num_vertices - 1}, got {wrong}")
-    ids, counts = np.unique(given, return_counts=True)
-    if ids.size < given.size:
-        raise GraphError(f"vertex {ids[counts > 1][0]} is twice among the seeds; give each vertex once")
-    return np.asarray(given, np.int64)
+    return _distinct(given)
+
+
+def _distinct(rows: npt.NDArray[Any], names: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
+    """Return the rows of seeds. names: of these in errors. Raises: GraphError if there are none, or one is there twice."""
+    if not rows.size:
+        raise GraphError("there are no seeds; give one vertex or more")
+    _, first, counts = np.unique(rows, return_index=True, return_counts=True)
+    if first.size < rows.size:
+        twice = (rows if names is None else names)[first[counts > 1][0]]
+        raise GraphError(f"vertex {twice} is twice among the seeds; give each vertex once")
+    return np.asarray(rows, np.int64)

@@ -79,7 +79,7 @@ class BatchNorm(torch.nn.Module):
         affine: Whether there are a weight and a bias.
 
     Raises:
-        GraphError: On a call, rows that do not fit, or fewer than two vertices in training mode.
+        GraphError: On a call, rows that do not fit; in training mode also a block of a batch, or fewer than two vertices.
 
     Source: Ioffe and Szegedy 2015; Chan, Golub and LeVeque 1979.
     """
@@ -98,12 +98,22 @@ class BatchNorm(torch.nn.Module):
         self.register_buffer("running_var", torch.ones(width))
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
-    def forward(self, x: Tensor, graph: PartitionedGraph) -> Tensor:
-        """Return this rank's rows (V, D), normalised. Collective in training mode."""
+    def forward(self, x: Tensor, graph: GraphPart) -> Tensor:
+        """Return this rank's rows (V, D), normalised. Collective in training mode, for which a block of `batches` has no
+        ranks: there torch.nn.BatchNorm1d normalises by the rows of the block.
+        """
         check_rows(x, graph)
         if x.shape[1] != self.running_mean.shape[0]:
             raise GraphError(f"BatchNorm({self.running_mean.shape[0]}) got rows of {x.shape[1]} columns")
-        mean, var = self._batch(x, graph) if self.training else (self.running_mean, self.running_var)
+        if not self.training:
+            mean, var = self.running_mean, self.running_var
+        elif isinstance(graph, PartitionedGraph):
+            mean, var = self._batch(x, graph)
+        else:
+            raise GraphError(
+                "mggcn.nn.BatchNorm trains on all vertices of a graph, and a block of a batch has some of them; take "
+                f"torch.nn.BatchNorm1d({x.shape[1]}), which counts the rows that it is given"
+            )
         scale = torch.rsqrt(var + self.eps)
         z = (x.to(scale.dtype) - mean) * (scale if self.weight is None else scale * self.weight)
         return (z if self.bias is None else z + self.bias).to(x.dtype)

@@ -18,13 +18,14 @@ from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.sparse import RelationRows
 from mggcn.errors import ConfigError, GraphError
-from mggcn.nn.aggregate import check_rows
+from mggcn.nn.aggregate import GraphPart, check_rows
 from mggcn.nn.once import once
 from mggcn.nn.partitioned import PartitionedGraph
 from mggcn.nn.rank_aggregation import RankAggregation
+from mggcn.nn.sampled_block import SampledBlock
 
 
-def aggregate_relations(x: Tensor, coefficients: Tensor, graph: PartitionedGraph) -> Tensor:
+def aggregate_relations(x: Tensor, coefficients: Tensor, graph: GraphPart) -> Tensor:
     """Return means of in-neighbours by relation, mixed, (V, B, D): z[v, b] = sum over r of coefficients[r, b] mean_r(x)[v].
 
     mean_r(x)[v] is the mean of x[u] over the edges u -> v of relation r, by the weights of edges if there are any, and 0
@@ -46,7 +47,7 @@ def aggregate_relations(x: Tensor, coefficients: Tensor, graph: PartitionedGraph
 
     Raises:
         ConfigError: The graph is shared in bf16.
-        GraphError: The edges have no types, or x or the coefficients do not fit the graph.
+        GraphError: The edges have no types, or the graph is a block of a batch, or x or the coefficients do not fit it.
         PlanError: The strategy is slice.
         CommError: As for `aggregate`.
 
@@ -60,6 +61,11 @@ def aggregate_relations(x: Tensor, coefficients: Tensor, graph: PartitionedGraph
 
     Source: Schlichtkrull et al. 2018, eq. 2 and 3, with the bases multiplied after the sum.
     """
+    if isinstance(graph, SampledBlock):
+        raise GraphError(
+            "aggregate_relations expects a rank's part of a graph, and blocks of batches have no types of edges; train "
+            "R-GCN on batches with mggcn.Trainer(graph, RGCN(...), batch=..., fanout=...), or take aggregate"
+        )
     if graph.dtype == torch.bfloat16:
         raise ConfigError(
             "aggregate_relations adds relation after relation to its result, which bf16 would round each time; share the "

@@ -197,7 +197,7 @@ def _hop_bounds(config: Config, shape: GraphShape, num_seeds: int) -> tuple[Capa
 
 
 def own_entries(config: Config, shape: GraphShape) -> int:
-    """Return the most entries that a row of a batch has of its own vertex and that are not drawn, as `bounds` takes them."""
+    """Return the most entries of its own vertex that a row of a batch has and are not drawn, as `bounds` takes them."""
     return shape.own_entries * config.model.self_loops
 
 

@@ -42,12 +42,13 @@ def opening_lines(
         full = config.sample.first == "full"
         drawn = f"{fanout} drawn in-neighbours" + " of the seeds, all of the first layer" * full
         batch, training = config.sample.batch, plan.shape.num_training or config.sample.batch
+        of = "links" if plan.shape.task == "links" else "vertices"
         size, steps = f"batches of {batch:,}", f"{plan.steps:,} step{'s' * (plan.steps > 1)} an epoch"
         if batch > training:  # a mistyped size is seen here
             size, steps = f"a batch of all {training:,}", f"which are fewer than {batch:,}, one step an epoch"
         dealt = {"global": "", "ranges": ", dealt by ranges", "by-class": " by weight of class"}[config.sample.deal]
         lines.append(
-            f"{size} training vertices{dealt} and {drawn}, {steps}: gradients are estimates of the whole graph's, "
+            f"{size} training {of}{dealt} and {drawn}, {steps}: gradients are estimates of the whole graph's, "
             "evaluation is exact"
         )
         if plan.stack.together:

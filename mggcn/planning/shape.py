@@ -59,8 +59,8 @@ class GraphShape:
     """Whether features are rows that can be read where they are stored; None, of a bare shape or without
     batches: where they are dense."""
     own_entries: int = 1
-    """The most entries that a row of a batch has of its own vertex under model.self_loops: more than 1 where edges have types
-    and a vertex several self-loops."""
+    """The most entries of its own vertex that a row of a batch has under model.self_loops: more than 1 where edges have
+    types and a vertex several self-loops; not known of a bare shape."""
 
 
 REUSE_EDGES = 1 << 26

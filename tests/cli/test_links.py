@@ -93,6 +93,15 @@ def test_runs_on_links_resume_with_the_same_bits(more: list[str], store: Path, t
     assert f"{found['links']['test']['hits@100']:.4f}" in page.partition("Scores of links")[2]
 
 
+def test_a_run_says_that_batches_are_of_links(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the lines that begin a run on links speak of training vertices."""
+    settings = ["--threads", "1", *SETTINGS[3:], *BATCHES, "--epochs", "1"]
+    assert run_main("train", store, *settings, "--out", tmp_path / "run") == 0
+    said = capsys.readouterr().out
+    assert "batches of 150 training links and 4, 3 drawn in-neighbours" in said
+    assert "training vertices" not in said
+
+
 def plain() -> Graph:
     return community(60, 300, 4, 2, seed=1, train=0.3)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 import mggcn
 from mggcn.errors import ConfigError, GraphError
-from mggcn.graph.ids import ids_of
+from mggcn.graph.csr import ArrayRows
+from mggcn.graph.ids import ids_of, rows_of
 from mggcn.graph.layout import graph_sha256
 from mggcn.graph.store import store_folder
 
@@ -119,6 +121,28 @@ def test_numbers_that_are_no_rows_are_told_of_ids(ids: list[int]) -> None:
     with pytest.raises(GraphError, match=r'in Python, ids= names the rows, and ids="edges" numbers ids with gaps$'):
         mggcn.load(edges)
     assert mggcn.load(edges, ids="edges").num_vertices == 2
+
+
+@pytest.mark.parametrize("ids", [None, [30, 2**63 + 7, 10]], ids=["rows", "large"])
+def test_vertices_by_ids(ids: list[int] | None) -> None:
+    """Fails if text or a large number names another vertex, or what is no id of 64 bits is refused in Python's words."""
+    graph = mggcn.load(np.array([[0, 1, 2], [1, 2, 0]]), num_vertices=3)
+    graph = replace(graph, ids=None if ids is None else ArrayRows(np.array(ids, np.uint64)))
+    names = [0, 1, 2] if ids is None else ids
+    assert rows_of(graph, [str(name) for name in names[1:]]).tolist() == [1, 2]
+    assert rows_of(graph, np.array(names[:2], np.uint64)).tolist() == [0, 1]
+    what = "row numbers" if ids is None else "ids of the graph"
+    for given, message in (
+        (["1", "", "2"], f"vertices expects {what}, whole numbers, one of them is empty"),
+        ([""], "one of them is empty"),
+        (["1", "two"], f"vertices expects {what}, whole numbers, got 'two'"),
+        (["9" * 30], f"vertices expects {what}, whole numbers of 64 bits, got {'9' * 30}"),
+        (["9" * 19 + "9", "-1"], "whole numbers of 64 bits, got"),
+        (["9" * 19], f"vertices names {'9' * 19}, but no vertex has such an id"),
+        (["-1"], "vertices names -1, but no vertex has such an id"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            rows_of(graph, given)
 
 
 def test_a_word_that_means_nothing_is_refused() -> None:

@@ -287,7 +287,7 @@ def test_a_loop_that_is_left_keeps_its_feed() -> None:
 
 
 def test_several_own_edges_cut_no_batch() -> None:
-    """Fails if a batch of a graph with several self-loops a vertex, of other types, comes in halves, or loses one of them."""
+    """Fails if a batch of a graph with several self-loops a vertex, of other types, comes in halves, or loses one."""
     n, loops = 6, np.tile(np.arange(6), 3)
     edges = np.hstack([np.stack([loops, loops]), np.argwhere(~np.eye(n, dtype=bool)).T])
     types = np.append(np.repeat(np.arange(3), n), np.zeros(n * (n - 1), int))
@@ -313,6 +313,37 @@ def test_seeds_in_every_form() -> None:
     assert len(dropped) == len(list(dropped)) == 2
     read = {int(v) for b in loader_of(graph, given, batch=2) for v in b.ids[: b.seeds]}
     assert read == set(given)
+
+
+@pytest.mark.parametrize("ids", [[2, 0, 1], [30, 10, 20], ["c", "a", "b"]])
+def test_seeds_of_a_graph_with_ids(ids: list[Any]) -> None:
+    """Fails if seeds are other vertices than a split of these ids has, a mask is not of rows, or a refusal names a row."""
+    edges = np.array([[ids[0], ids[1], ids[2]], [ids[1], ids[2], ids[0]]])
+    graph = mggcn.load(edges, features=np.diag([1.0, 2.0, 3.0]), ids=ids, splits={"train": [ids[1]]})
+    for given, rows in (([ids[2], ids[0]], [2, 0]), ("train", [1]), (np.array([True, False, True]), [0, 2])):
+        (batch,) = loader_of(graph, given, fanout=[1], shuffle=False)
+        assert batch.ids[: batch.seeds].tolist() == rows
+        assert batch.x[:, :3].max(1).values.tolist() == [1.0 + row for row in batch.ids.tolist()]
+        if not isinstance(given, str) and len(given) == 2:
+            assert graph.ids is not None
+            assert graph.ids.take(batch.ids.numpy())[:2].tolist() == given
+    with pytest.raises(GraphError, match=f"vertex {ids[2]} is twice"):
+        loader_of(graph, [ids[2], ids[2]], fanout=[1])
+    unknown = "z" if isinstance(ids[0], str) else 77
+    for wrong in ([unknown], [2.5], []):
+        with pytest.raises(GraphError, match="seeds"):
+            loader_of(graph, wrong, fanout=[1])
+
+
+def test_what_needs_more_than_a_block_says_so() -> None:
+    """Fails if a block is refused in Python's words or untrue ones, or a batch norm that is trained does not take it."""
+    batch = first(loader_of(graph_of("random"), np.arange(20)))
+    norm = mggcn.nn.BatchNorm(6).double()
+    with pytest.raises(GraphError, match=r"take torch.nn.BatchNorm1d\(6\)"):
+        norm(batch.x, batch.blocks[0])
+    torch.testing.assert_close(norm.eval()(batch.x, batch.blocks[0]), torch.nn.BatchNorm1d(6).double().eval()(batch.x))
+    with pytest.raises(GraphError, match="blocks of batches have no types of edges"):
+        mggcn.nn.aggregate_relations(batch.x, torch.eye(2).double(), batch.blocks[0])
 
 
 def test_labels_of_every_task() -> None:
