@@ -1,4 +1,4 @@
-"""mggcn: whole-graph training of graph neural networks, exact and planned, on one to P ranks.
+"""mggcn: training of graph neural networks on the whole graph, exact, or on batches, planned, on one to P ranks.
 
 The public names below load on first use, so that `import mggcn` costs nothing.
 """

@@ -56,7 +56,7 @@ SPLITS = ("train", "val", "test")
 
 
 class Trainer:
-    """Trains a model on a whole graph.
+    """Trains a model on a whole graph, or on batches of its vertices or links.
 
     One rank trains in this process. P ranks are processes of this machine that open the graph's store (for a graph in
     memory, a temporary one); that works from scripts, notebooks and standard input. The run is planned and checked at
@@ -72,7 +72,9 @@ class Trainer:
         start_from: What to begin with instead of random weights: a run folder (its best weights), weights as `state_dict`
             returns them, or a torch module of PyG's or DGL's layers of the same model; trained on this graph or another.
         config: All settings at once; `model`, `ranks` and `settings` override it.
-        **settings: Single settings by name, such as `lr=0.01`, `seed=3`, `precision="fp64"`, `transport="threads"`.
+        **settings: Single settings by name, such as `lr=0.01`, `seed=3`, `precision="fp64"`, `transport="threads"`; for
+            batches `batch=1024`, seeds of a step, and `fanout=(15, 10)`, in-neighbours drawn in each layer, that next to
+            the output first (docs/batches.md).
 
     Raises:
         ConfigError: A setting is unknown or does not fit.

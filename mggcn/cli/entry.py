@@ -136,7 +136,9 @@ def make_parser() -> argparse.ArgumentParser:
         *(prepare, store, datasets, partition, plan, train, sweep, predict, status, report),
         *(generate, tune, settings, completion, doctor),
     )
-    parser = Parser(prog="mggcn", description="Train graph neural networks on the whole graph, on one to P ranks.")
+    parser = Parser(
+        prog="mggcn", description="Train graph neural networks on the whole graph or on batches, on one to P ranks."
+    )
     parser.set_defaults(main=parser)
     parser.add_argument("--version", action="version", version=f"mggcn {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -22,7 +22,7 @@ class SampleConfig:
     """Training vertices of a step, on all ranks together; 0, or all: the whole graph is one step, and nothing is drawn."""
     fanout: Annotated[tuple[int, ...], Range(-1)] = ()
     """In-neighbours that are drawn of each vertex, a number for each layer, that of the layer next to the output first,
-    such as 15,10,5; -1, or all: every one."""
+    such as 15,10,5; -1, or all: every one. Without batch all of them, or not set."""
     draw: Literal["uniform", "replace", "weight", "labor", "labor-one"] = "uniform"
     """How in-neighbours are drawn. uniform: without replacement; replace: with it; weight: without replacement, the heavier
     an edge the sooner, and the edges drawn then count alike, as much as all of the vertex's edges do; labor: LABOR-0 (Balin
@@ -114,6 +114,8 @@ class SampleConfig:
                 "15,10,5, or all",
             )
         else:
+            if set(self.fanout) == {-1}:  # all neighbours in one step are the whole graph, which draws nothing
+                object.__setattr__(self, "fanout", ())
             _require(
                 not self.compare_gradient,
                 f"sample.compare_gradient is {self.compare_gradient}, and without sample.batch every gradient is exact; "

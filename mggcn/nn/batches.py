@@ -213,6 +213,10 @@ def batches(
     if ahead < 0:
         raise ConfigError(f"ahead expects 0 or more batches that are made beside the loop, got {ahead}")
     sample = SampleConfig(**given, drop_last=drop_last, ahead=ahead)
+    if not sample.batch:
+        raise ConfigError(
+            f"batch expects the seeds of a batch, 1 or more, such as the number of all seeds; got {batch}"
+        )
     sharing = Sharing(norm=norm, self_loops=self_loops, precision=precision, device=device, threads=threads, seed=seed)
     sharing.config(1, "auto")  # which refuses what a run would
     order = Seeds(seeds_of(graph, seeds), sample.batch, drop_last, shuffle=shuffle)

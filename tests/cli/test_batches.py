@@ -110,6 +110,21 @@ def test_a_batch_larger_than_the_training_set_is_one_and_noted(
     assert "which are fewer than 1,000, one step an epoch: gradients are estimates" in said
 
 
+@pytest.mark.parametrize("fanout", ["all", "all,all"])
+def test_a_batch_of_all_with_all_neighbours_is_the_whole_graph(fanout: str, tmp_path: Path) -> None:
+    """Fails if the words that say the whole graph give another run, on the command line or in Python."""
+    graph = graph_of(pattern("random", N, 1))
+    where, settings = store(tmp_path, graph), ["--epochs", "3", "--threads", "1", "--set", "model.hidden=8"]
+    assert run_main("train", where, *settings, "--out", tmp_path / "whole") == 0
+    assert run_main("train", where, *settings, "--batch", "all", "--fanout", fanout, "--out", tmp_path / "named") == 0
+    assert history(tmp_path / "named") == history(tmp_path / "whole")
+    found = [(tmp_path / name / "config.toml").read_text() for name in ("named", "whole")]
+    assert found[0] == found[1]
+    words: Any = fanout if fanout == "all" else tuple(fanout.split(","))
+    trainer = mggcn.Trainer(graph, mggcn.GCN(hidden=8), threads=1, batch="all", fanout=words)
+    assert [row["loss"] for row in trainer.fit(epochs=3)] == [row["loss"] for row in history(tmp_path / "whole")]
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

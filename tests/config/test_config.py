@@ -528,6 +528,7 @@ def test_settings_without_sources_have_no_meaning(monkeypatch: pytest.MonkeyPatc
     [
         ({"batch": 10}, "sample.fanout is not set"),
         ({"fanout": (5, 5, 5)}, "without sample.batch the whole graph"),
+        ({"fanout": (-1, 5, -1)}, "sample.fanout is -1,5,-1, and without sample.batch the whole graph"),
         (
             {"batch": 10, "fanout": (5, 5)},
             "must have 3 numbers, one for each sum over neighbours of the model, got 5,5",
@@ -557,6 +558,8 @@ def test_all_is_a_word() -> None:
     config = with_settings(Config(), ["sample.batch=100", "sample.fanout=5,all,3"])
     assert config.sample.fanout == (5, -1, 3)
     assert with_settings(config, ["sample.batch=all", "sample.fanout="]).sample == SampleConfig()
+    for whole in ("all", "all,all,all", (-1, -1), ("all",)):  # drawing all neighbours in one step is the whole graph
+        assert SampleConfig(batch="all", fanout=whole) == SampleConfig()  # type: ignore[arg-type]
     assert SampleConfig(batch=10, fanout=("all", 3)).fanout == (-1, 3)  # type: ignore[arg-type]
     assert SampleConfig(batch="all").batch == 0  # type: ignore[arg-type]
 

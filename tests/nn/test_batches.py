@@ -335,6 +335,14 @@ def test_seeds_of_a_graph_with_ids(ids: list[Any]) -> None:
             loader_of(graph, wrong, fanout=[1])
 
 
+@pytest.mark.parametrize("fanout", [("all", "all"), ()])
+@pytest.mark.parametrize("batch", ["all", 0])
+def test_a_loader_has_batches(batch: Any, fanout: Any) -> None:
+    """Fails if the word for the whole graph gives a loader without seeds, or is refused by what it does not have."""
+    with pytest.raises(ConfigError, match="batch expects the seeds of a batch, 1 or more"):
+        loader_of(graph_of("random"), batch=batch, fanout=fanout)
+
+
 def test_what_needs_more_than_a_block_says_so() -> None:
     """Fails if a block is refused in Python's words or untrue ones, or a batch norm that is trained does not take it."""
     batch = first(loader_of(graph_of("random"), np.arange(20)))
