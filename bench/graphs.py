@@ -34,6 +34,14 @@ class Made:
     kind: str = "community"
     by_class: bool = False
     """Numbered class by class, so that most neighbours lie near each other, as in many real graphs."""
+    train_by: str = "random"
+    """Which vertices train, as `mggcn generate community --train-by` says."""
+    relations: int = 0
+    """Relations of the edges, which then have one direction."""
+    directed: bool = False
+    """Edges of an R-MAT in one direction."""
+    bare: bool = False
+    """Without features, for rows that are learned."""
 
     def scaled(self, vertices: float, edges: float | None = None) -> Made:
         """The same with fewer or more vertices and edges; a toy has vertices for its classes, and as many edges as fit."""
@@ -62,6 +70,12 @@ GENERATED = {
     "community 2.4 M": Made(2_449_029, 61_859_140, 64, 47, train=0.08),
     "hubs": Made(2**15, 2**19, 64, 10, kind="rmat"),
     "dense": Made(8_000, 1_600_000, 64, 10, homophily=0.5),
+    # Graphs of the papers' experiments; docs/store.md has the same as commands of mggcn generate.
+    "papers-like": Made(1_110_000, 16_160_000, 128, 172, train=0.011, train_by="community"),
+    "products-like, best sold train": Made(600_000, 7_500_000, 100, 47, train=0.08, train_by="degree"),
+    "LDBC-like": Made(2**18, 7 * 2**18, 135, 10, train=0.008, kind="rmat", directed=True),
+    "AM-like": Made(88_168, 566_868, 0, 11, train=0.009, relations=133, bare=True),
+    "community 0.1 M, no features": Made(100_000, 1_250_000, 0, 47, train=0.08, bare=True),
 }
 DRAWN = {"features": 128, "classes": 40, "train": 0.54}
 """What a graph without features gets: random ones, as many as arxiv has; they cost what others would."""
@@ -134,7 +148,8 @@ def make(store: str, made: dict[str, Any] | None = None, source: str = "", relab
             graph = dataclasses.replace(relabelled(graph, order), ids=None)
     else:
         graph = generated(Made(**made), Path(store).name)
-    write_store(graph if graph.features is not None else with_features(graph), store)
+    bare = made is not None and made.get("bare", False)
+    write_store(graph if bare or graph.features is not None else with_features(graph), store)
 
 
 def generated(made: Made, name: str) -> Any:
@@ -145,10 +160,11 @@ def generated(made: Made, name: str) -> Any:
 
     if made.kind == "rmat":
         scale, factor = max(4, round(math.log2(made.vertices))), max(1, made.edges // made.vertices)
-        sizes = {"num_features": made.features, "num_classes": made.classes if made.features else 0}
-        return rmat(scale, factor, seed=SEED, train=made.train, **sizes)
+        sizes: dict[str, Any] = {"num_features": made.features, "num_classes": made.classes if made.features else 0}
+        return rmat(scale, factor, seed=SEED, symmetric=not made.directed, train=made.train, **sizes)
     extents = (made.vertices, made.edges, made.features, made.classes)
-    shares = {"homophily": made.homophily, "power": made.power, "train": made.train}
+    shares: dict[str, Any] = {"homophily": made.homophily, "power": made.power, "train": made.train}
+    shares |= {"train_by": made.train_by, "num_relations": made.relations}
     graph = community(*extents, seed=SEED, name=name, **shares)
     if not made.by_class:
         return graph

@@ -330,6 +330,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_locality_group": (_P, _L, _L, _P, _P),
     "mggcn_locality_gaps": (_P, _P, _P),
     "mggcn_stream": (_P, _P),
+    "mggcn_triangles": (_P, _P, _L, _P, _P),
     "mggcn_reuse_trace": (_P, _P, _I, _U, _P, _P, _P),
     "mggcn_reuse_distances": (_P, _P, _P, _L, _I, _P, _P, _P),
     "mggcn_sample_batch": (_P, _P, _L, _P, _I, _I),

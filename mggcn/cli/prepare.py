@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mggcn.cli.answer import add_json
-from mggcn.cli.settings import whole
-from mggcn.config.values import parse_bytes
+from mggcn.cli.settings import memory, whole
 
 if TYPE_CHECKING:
     from mggcn.graph.build.room import Room
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
     from mggcn.graph.options import GraphOptions
 
 PART_OF = ("train=", "val=", "valid=", "test=")
-LEAST_MEMORY = 256 << 20
-"""Least of --memory: windows of edges and their temporaries take half of it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory",
-        type=_memory,
+        type=memory,
         default=1 << 30,
         metavar="BYTES",
         help="memory for sorting edges, such as 512MiB; more edges than that go through files beside STORE (default: 1GiB)",
@@ -208,16 +205,6 @@ def _shares(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"--links expects three shares, such as 0.8,0.1,0.1, got {text!r}") from error
-
-
-def _memory(text: str) -> int:
-    nbytes = parse_bytes(text)
-    if nbytes < LEAST_MEMORY:
-        raise argparse.ArgumentTypeError(f"expected at least 256MiB, got {text!r}")
-    return nbytes
-
-
-_memory.__name__ = "size"  # argparse names the type in its message
 
 
 def _parts(sources: list[str]) -> list[str] | dict[str, list[str]]:

@@ -17,7 +17,7 @@ from typing import Any
 from mggcn.cli.answer import add_json
 from mggcn.config import PARTS, TABLES, Config, from_tables, parse_value
 from mggcn.config.files import Setting, by_table, described, from_toml, setting_name, to_tables, with_settings
-from mggcn.config.values import DEBUG, fields_of, parse_count
+from mggcn.config.values import DEBUG, fields_of, parse_bytes, parse_count
 
 # Flag -> (table, key, help).
 FLAGS = {
@@ -163,6 +163,20 @@ def whole(text: str) -> int:
 
 
 whole.__name__ = "whole number"  # argparse names the type in its message
+
+LEAST_MEMORY = 256 << 20
+"""Least of --memory: windows of edges and their temporaries take half of it."""
+
+
+def memory(text: str) -> int:
+    """Return the bytes that --memory grants for sorting edges."""
+    nbytes = parse_bytes(text)
+    if nbytes < LEAST_MEMORY:
+        raise argparse.ArgumentTypeError(f"expected at least 256MiB, got {text!r}")
+    return nbytes
+
+
+memory.__name__ = "size"
 
 
 def _flagged() -> list[tuple[str, str]]:

@@ -1,18 +1,30 @@
 """Synthetic graphs: communities that a GCN can learn, and R-MAT for speed. Both repeat exactly for one seed.
 
+Graphs like a given one are bter.py's.
+
 Shapes: N vertices, D features, C classes.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from mggcn.errors import GraphError
-from mggcn.graph.csr import ArrayRows, Graph, Rows, Task
+from mggcn.graph.csr import CSR, ArrayRows, Graph, Rows, Task
+from mggcn.graph.options import DEFAULT_OPTIONS
 from mggcn.graph.pairs import Keys, csr_from_keys, distinct, draw_distinct, fill_uniformly, mirror, num_pairs, pair_keys
+from mggcn.graph.structure import MAX_RELATIONS, build_adjacency, edges_of
+from mggcn.graph.synthetic import (
+    TrainBy,
+    check_extents,
+    check_shares,
+    drawn_features,
+    labels_of_task,
+    meta_of,
+    splits_of,
+    training_order,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -31,6 +43,8 @@ def community(
     val: float = 0.1,
     feature_signal: float = 2.0,
     task: Task = "classes",
+    train_by: TrainBy = "random",
+    num_relations: int = 0,
     name: str | None = None,
 ) -> Graph:
     """Make a degree-corrected planted partition whose classes are its communities.
@@ -40,12 +54,16 @@ def community(
     `feature_signal` is the mean distance between two class means. A vertex alone shows little of its class, the average
     over its neighbours much. task: labels are the classes themselves; or C labels a vertex, its class's own and those of
     some other classes, one in twenty wrong and one in twenty unknown; or one number, its class's own plus noise.
+    train_by: which vertices train. num_relations: if not 0, every edge has one of its two directions, drawn, and a
+    relation, whatever its ends; relation r has a share in proportion to 1 / (r + 1).
     Cost: some ten sorts of the edges and one pass over N D features; memory about 60 bytes an edge and 4 N D bytes.
     Raises: GraphError if an argument is out of range or so many edges do not fit.
     Source: Karrer and Newman, "Stochastic blockmodels and community structure in networks", 2011.
     """
-    _check_extents(num_vertices, num_edges, num_features, num_classes)
-    _check_shares(homophily=homophily, train=train, val=val, train_plus_val=train + val)
+    check_extents(num_vertices, num_edges, num_features, num_classes)
+    check_shares(homophily=homophily, train=train, val=val, train_plus_val=train + val)
+    if not 0 <= num_relations <= MAX_RELATIONS:
+        raise GraphError(f"expected 0 to {MAX_RELATIONS:,} relations, got {num_relations}")
     if power <= 1.0 or feature_signal < 0.0:
         raise GraphError(f"expected power > 1 and feature_signal >= 0, got {power} and {feature_signal}")
     rng = np.random.Generator(np.random.PCG64(seed))
@@ -56,36 +74,28 @@ def community(
     labels = np.empty(num_vertices, dtype=np.int64)
     labels[ids] = classes
     adj = csr_from_keys(_renumber(keys, ids, directed=False), num_vertices)
-    features = _features(labels, num_features, max(num_classes, 1), feature_signal, rng)
-    splits = _splits(num_vertices, train, val, rng) if num_classes else {}
-    rows = _labels_of_task(labels, num_classes, task, rng)
+    features = drawn_features(labels, num_features, max(num_classes, 1), feature_signal, rng)
+    splits = dict[str, Rows]()
+    if num_classes:
+        degrees = np.diff(adj.indptr.array())
+        splits = splits_of(training_order(train_by, train, labels, degrees, num_classes, rng), train, val)
+    rows = labels_of_task(labels, num_classes, task, rng)
+    adj, adj_t = _typed(keys, ids, num_relations, rng) if num_relations else (adj, adj)
     parameters = {"kind": "community", "seed": seed, "homophily": homophily, "power": power}
-    if task != "classes":
-        parameters["task"] = task
+    parameters |= {"task": task} if task != "classes" else {}
+    parameters |= {"train_by": train_by} if train_by != "random" else {}
+    parameters |= {"relations": num_relations} if num_relations else {}
     return Graph(
         name=name or f"community_{num_vertices}_{num_edges}",
         adj=adj,
-        adj_t=adj,
+        adj_t=adj_t,
         features=features,
         labels=ArrayRows(rows) if num_classes else None,
         splits=splits,
         num_classes=num_classes if rows.ndim == 1 else rows.shape[1],
-        meta=_meta(parameters | {"train": train, "val": val, "feature_signal": feature_signal}),
+        meta=meta_of(parameters | {"train": train, "val": val, "feature_signal": feature_signal}),
+        num_relations=num_relations,
     )
-
-
-def _labels_of_task(classes: Ints, num_classes: int, task: Task, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """Return labels as Graph.labels has them, from the class of each vertex."""
-    if task == "classes" or not num_classes:
-        return classes
-    if task == "numbers":
-        values = rng.standard_normal(num_classes)[classes] + 0.3 * rng.standard_normal(classes.size)
-        return values.astype(np.float32)[:, np.newaxis]
-    sets = np.eye(num_classes, dtype=np.bool_) | (rng.random((num_classes, num_classes)) < 0.2)
-    wrong, unknown = rng.random((2, classes.size, num_classes)) < 0.05
-    entries = np.where(unknown, -1, sets[classes] ^ wrong).astype(np.int8)
-    entries[:, 0] = np.abs(entries[:, 0])  # every vertex has a known label
-    return entries
 
 
 def rmat(
@@ -114,8 +124,8 @@ def rmat(
     if not 0 <= scale <= 30:
         raise GraphError(f"expected 0 <= scale <= 30, got {scale}; 2^scale vertices must fit 32-bit ids")
     num_vertices = 1 << scale
-    _check_extents(num_vertices, edge_factor * num_vertices, num_features, num_classes)
-    _check_shares(a=a, b=b, c=c, a_plus_b_plus_c=a + b + c, train=train, val=val, train_plus_val=train + val)
+    check_extents(num_vertices, edge_factor * num_vertices, num_features, num_classes)
+    check_shares(a=a, b=b, c=c, a_plus_b_plus_c=a + b + c, train=train, val=val, train_plus_val=train + val)
     rng = np.random.Generator(np.random.PCG64(seed))
     ids = rng.permutation(num_vertices)
 
@@ -132,26 +142,12 @@ def rmat(
         name=name or f"rmat_{scale}_{edge_factor}",
         adj=adj,
         adj_t=adj if symmetric else csr_from_keys(mirror(keys, num_vertices), num_vertices),
-        features=_features(np.zeros(num_vertices, dtype=np.int64), num_features, 1, 0.0, rng),
+        features=drawn_features(np.zeros(num_vertices, dtype=np.int64), num_features, 1, 0.0, rng),
         labels=ArrayRows(rng.integers(num_classes, size=num_vertices)) if num_classes else None,
-        splits=_splits(num_vertices, train, val, rng) if num_classes else {},
+        splits=splits_of(rng.permutation(num_vertices), train, val) if num_classes else {},
         num_classes=num_classes,
-        meta=_meta(parameters | {"train": train, "val": val}),
+        meta=meta_of(parameters | {"train": train, "val": val}),
     )
-
-
-def _check_extents(num_vertices: int, num_edges: int, num_features: int, num_classes: int) -> None:
-    if not 1 <= num_vertices < 2**31 or min(num_edges, num_features, num_classes) < 0 or num_classes > num_vertices:
-        raise GraphError(
-            "expected 1 <= num_vertices < 2^31, num_edges and num_features >= 0 and 0 <= num_classes <= num_vertices, "
-            f"got {num_vertices}, {num_edges}, {num_features} and {num_classes}"
-        )
-
-
-def _check_shares(**shares: float) -> None:
-    for what, share in shares.items():
-        if not 0.0 <= share <= 1.0 + 1e-9:
-            raise GraphError(f"{what} must lie in [0, 1], got {share}")
 
 
 def _class_of_each(num_vertices: int, num_classes: int, rng: np.random.Generator) -> Ints:
@@ -217,37 +213,12 @@ def _renumber(keys: Keys, ids: Ints, *, directed: bool) -> Keys:
     return np.sort(u * ids.size + v if directed else np.concatenate([u * ids.size + v, v * ids.size + u]))
 
 
-def _features(
-    labels: Ints, num_features: int, num_classes: int, signal: float, rng: np.random.Generator
-) -> ArrayRows | None:
-    if num_features == 0:
-        return None
-    # Two random means of variance s^2 are s sqrt(2 D) apart on average.
-    scale = signal / np.sqrt(2 * num_features)
-    means = (rng.standard_normal((num_classes, num_features)) * scale).astype(np.float32)
-    features = rng.standard_normal((labels.size, num_features), dtype=np.float32)
-    for start in range(0, labels.size, 1 << 14):
-        features[start : start + (1 << 14)] += means[labels[start : start + (1 << 14)]]
-    return ArrayRows(features)
-
-
-def _splits(num_vertices: int, train: float, val: float, rng: np.random.Generator) -> dict[str, Rows]:
-    """Random disjoint splits; train has one vertex at least, test takes the rest."""
-    order = rng.permutation(num_vertices)
-    first = max(1, round(train * num_vertices))
-    second = min(num_vertices, first + round(val * num_vertices))
-    splits: dict[str, Rows] = {}
-    for part, ids in [("train", order[:first]), ("val", order[first:second]), ("test", order[second:])]:
-        mask = np.zeros((1, num_vertices), dtype=np.bool_)
-        mask[0, ids] = True
-        splits[part] = ArrayRows(mask)
-    return splits
-
-
-def _meta(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "source": "synthetic, mggcn.graph.generate",
-        "licence": "CC0-1.0",
-        "metric": {"labels": "micro_f1", "numbers": "rmse"}.get(parameters.get("task", ""), "accuracy"),
-        "options": parameters,
-    }
+def _typed(keys: Keys, ids: Ints, num_relations: int, rng: np.random.Generator) -> tuple[CSR, CSR]:
+    """Return both matrices of edges that have one direction and a relation, drawn by Zipf's law."""
+    u, v = ids[keys // ids.size], ids[keys % ids.size]
+    turned = rng.random(keys.size) < 0.5
+    shares = 1 / np.arange(1, num_relations + 1)
+    types = rng.choice(num_relations, size=keys.size, p=shares / shares.sum())
+    edges = edges_of(np.stack([np.where(turned, v, u), np.where(turned, u, v)]), types=types)
+    built, _ = build_adjacency(edges, ids.size, DEFAULT_OPTIONS, num_relations)
+    return built.adj, built.adj_t

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Iterator
@@ -121,6 +122,20 @@ def test_ids_at_random_are_those_of_the_same_graph(store: Path, tmp_path: Path) 
     assert other.num_edges == graph.num_edges
     assert not np.array_equal(other.labels.array(), graph.labels.array())  # type: ignore[union-attr]  # both have some
     assert sorted(np.diff(other.adj.indptr.array())) == sorted(np.diff(graph.adj.indptr.array()))
+
+
+def test_graphs_of_the_papers_are_made(tmp_path: Path) -> None:
+    """Fails if a graph without features gets some, edges have no relations, or an R-MAT both directions."""
+    for name, more in (
+        ("AM-like", {"relations": 133, "features": 0, "symmetric": False}),
+        ("LDBC-like", {"relations": 0, "features": 135, "symmetric": False}),
+        ("papers-like", {"relations": 0, "features": 128, "symmetric": True}),
+    ):
+        graphs.make(str(tmp_path / name), made=dataclasses.asdict(graphs.GENERATED[name].scaled(0.003)))
+        made = open_store(tmp_path / name)
+        found = {"relations": made.num_relations, "features": made.num_features, "symmetric": made.symmetric}
+        assert found == more
+        assert made.labels is not None
 
 
 def test_scaled_graphs_are_possible_and_known_by_name(tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ MISTAKES: dict[str, tuple[list[object], str]] = {
         "a simple graph of 10 vertices has at most 45; ask for fewer edges",
     ),
     "more than all": (["generate", "community", "{here}/new", "--train", 1.5], "must lie in [0, 1], got 1.5"),
+    "too few newest": (
+        ["generate", "community", "{here}/new", "--train", 0.5, "--train-by", "community"],
+        "ask for a smaller share (--train)",
+    ),
+    "huge relations": (["generate", "community", "{here}/new", "--relations", 70000], "expected 0 to 65,536 relations"),
     "little memory": (["prepare", "{here}/edges.txt", "{here}/new", "--memory", "1MiB"], "at least 256MiB"),
     "negative rate": (["train", STORE, "--set", "train.lr=-1"], "train.lr"),
     "dropout of one": (["train", STORE, "--set", "model.dropout=1"], "model.dropout must lie in [0, 1)"),

@@ -199,7 +199,7 @@ def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr("mggcn.graph.sources.edge_list.SAVE_EVERY", 4)
     monkeypatch.setattr("mggcn.graph.build.build.SAVE_EVERY", 4)
     monkeypatch.setattr("mggcn.graph.build.room.WINDOWS_BYTES", 0)
-    monkeypatch.setattr("mggcn.cli.prepare.LEAST_MEMORY", 0)
+    monkeypatch.setattr("mggcn.cli.settings.LEAST_MEMORY", 0)
     edges = np.random.default_rng(19).integers(0, 60, (2, 900))
     lines = [f"{u},{v},{(u + v) % 5}" for u, v in edges.T.tolist()]
     (tmp_path / "edges.csv").write_text("\n".join(["source,target,weight", *lines]))
