@@ -1,11 +1,11 @@
-// What the drawn in-edges of a block count (feed/values.py): for each entry e of row t
+// What the drawn in-edges of a block count (feed/edge_values.py): for each entry e of row t
 //   value[e] = weight[place[e]] draw[e] f_t, with f_t = degree_t / (sum of the row's draw) if normalised, else 1.
 // degree_t counts the vertex's stored in-edges that may be drawn. Drawn by weight, an edge's weight is in its chance:
-// value has no weight, and degree_t is the sum of weights. An own entry (column t of row t, under self-loops) is never
-// drawn: its value is its weight, or 1 if it was inserted (place -1). No weights: all are 1. Then values_t[i] =
-// value[order[i]], if there is an order. Moves: T rows and E entries once, a random line of the store for each weight;
-// drawn by weight, whole rows. Degrees are those that the sampler has found: from the store, they took as long as
-// drawing.
+// value has no weight (where a whole row was taken, draw is the weight), and degree_t is the sum of weights. An own
+// entry (column t of row t, under self-loops) is never drawn: its value is its weight, or 1 if it was inserted (place
+// -1). No weights: all are 1. Then values_t[i] = value[order[i]], if there is an order. Moves: T rows and E entries
+// once, a random line of the store for each weight; drawn by weight, whole rows. Degrees are those that the sampler has
+// found: from the store, they took as long as drawing.
 #include "common.h"
 
 namespace {
@@ -24,19 +24,9 @@ struct BlockValues {
 inline double degree_of(const BlockValues& b, int64_t t) {
   if (!b.by_weight) return b.degrees[t];
   const int64_t v = b.ids[t], first = b.store_indptr[v], last = b.store_indptr[v + 1];
-  double degree = 0;
-  for (int64_t e = first; e < last; ++e) degree += b.weights[e];
-  if (!b.self_loops) return degree;
-  int64_t low = first, high = last;  // columns ascend
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (b.store_indices[middle] < v) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  for (; low < last && b.store_indices[low] == v; ++low) degree -= b.weights[low];
+  double degree = 0;  // in the order of the drawn ones: of a whole row both sums have the same bits
+  for (int64_t e = first; e < last; ++e)
+    if (!(b.self_loops && b.store_indices[e] == v)) degree += b.weights[e];
   return degree;
 }
 

@@ -1,5 +1,5 @@
-// Edges of a drawn block by their relation (feed/relations.py). Nothing is allocated: a batch has planned memory for
-// both.
+// Edges of a drawn block by their relation (feed/relation_means.py, blocks/relation_order.py). Nothing is allocated:
+// a batch has planned memory for both.
 // relation_means_*  turns what drawn edges count in a sum into weights of means over the in-neighbours of each
 //                   relation. For entry e of row t and relation r, in double precision:
 //                     mode 0: value / D;  1: value (D / drawn) / D;  2: value (stored / drawn) / D;  3: value / sum

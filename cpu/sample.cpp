@@ -95,9 +95,10 @@ inline void uniform_row(Sample& s, Drawn& out, const Row& r) {
   walk(s, r, [&](uint32_t lo, uint32_t hi) { each_entry(s, r, lo, hi, put); }, [&] { put_own(out, r); });
 }
 
-// A-ES (Efraimidis and Spirakis 2006) with exponential keys, word e for entry e of the row: the f smallest keys.
+// A-ES (Efraimidis and Spirakis 2006) with exponential keys, word e for entry e of the row: the f smallest keys. The
+// value of an edge is its weight where all of its row and type with a weight are taken (nothing is random), else 1.
 inline void weighted_row(Sample& s, Drawn& out, const Row& r) {
-  for (int t = 0; t < s.num_types; ++t) s.types[t].taken = s.types[t].next = 0;
+  for (int t = 0; t < s.num_types; ++t) s.types[t].degree = s.types[t].taken = s.types[t].next = 0;
   RowWords words(s.key, r.id, 0);
   const auto offer = [&](TypeDraw& t, uint32_t e) {
     if (t.fanout <= 0) return;
@@ -108,6 +109,7 @@ inline void weighted_row(Sample& s, Drawn& out, const Row& r) {
       return;
     }
     if (weight == 0.0f) return;
+    ++t.degree;
     Candidate* heap = s.picks + t.first;
     const Candidate mine{exponential(words[e]) / (double)weight, e};
     if (t.taken == t.fanout) {
@@ -125,21 +127,42 @@ inline void weighted_row(Sample& s, Drawn& out, const Row& r) {
   const auto put = [&](TypeDraw& t, uint32_t e) {
     const bool drawn = t.next < t.taken && s.picks[t.first + t.next].place == e;
     t.next += drawn;
-    if (drawn || t.fanout < 0) out.put(r.start + e, 1.0f);
+    const bool all = t.fanout < 0 || t.degree == t.taken;
+    if (drawn || t.fanout < 0) out.put(r.start + e, all ? s.weights[r.start + e] : 1.0f);
   };
   walk(s, r, [&](uint32_t lo, uint32_t hi) { each_entry(s, r, lo, hi, put); }, [&] { put_own(out, r); });
 }
 
-// LABOR-0 (Balin and Catalyurek, NeurIPS 2023): an edge is taken if the number of its source is below f / degree; its
-// value is degree / f.
+// The entries of each type with those that are left out: what the drawn ones stand for.
+inline void count_stored(Sample& s, const Row& r) {
+  if (s.num_types == 1) {
+    s.types[0].seen = r.stored - r.own_span;
+    return;
+  }
+  if (r.left_out == r.left_out_end) {
+    for (int t = 0; t < s.num_types; ++t) s.types[t].seen = s.types[t].degree;
+    return;
+  }
+  Row all = r;
+  all.left_out_end = all.left_out;
+  walk(
+      s, all, [&](uint32_t lo, uint32_t hi) { each_entry(s, r, lo, hi, [](TypeDraw& t, uint32_t) { ++t.seen; }); },
+      [] {});
+}
+
+// LABOR-0 (Balin and Catalyurek, NeurIPS 2023): an edge is taken if the number of its source is below f / degree, the
+// degree without edges that are left out; its value is that with them over f, or over the degree where that is less.
 inline void labor_row(Sample& s, Drawn& out, const Row& r, const VertexNumbers& numbers) {
   count_types(s, r);
+  count_stored(s, r);
   const int32_t* row = s.indices + r.start;
   const auto all = [](const TypeDraw& t) { return t.fanout < 0 || t.degree <= t.fanout; };
   const auto bound = [&](const TypeDraw& t) {
     return all(t) ? (uint64_t)1 << 32 : ((uint64_t)t.fanout << 32) / t.degree;
   };
-  const auto value = [&](const TypeDraw& t) { return all(t) ? 1.0f : (float)t.degree / (float)t.fanout; };
+  const auto value = [&](const TypeDraw& t) {
+    return (float)t.seen / (float)(all(t) ? std::max<int64_t>(t.degree, 1) : t.fanout);
+  };
   const uint64_t only_bound = bound(s.types[0]);
   const float only_value = value(s.types[0]);
   const auto segment = [&](uint32_t lo, uint32_t hi) {

@@ -65,8 +65,8 @@ class Draws:
 
     @property
     def has_values(self) -> bool:
-        """Whether drawn edges have values: counts, or the inverse of the chance to be drawn."""
-        return self.replace or self.by.startswith("labor")
+        """Whether drawn edges have values: counts, the inverse of the chance to be drawn, or weights of whole rows."""
+        return self.replace or self.by != "uniform"
 
     def of_types(self, hop: int) -> tuple[int, ...]:
         """Return the fan-outs of a hop by type of edge; one alone if types do not matter."""

@@ -67,9 +67,11 @@ class Transposed(NamedTuple):
 class DrawnHop:
     """The drawn in-edges of each target, in the order of the graph's: views of the slot.
 
-    indptr int64 (T + 1,); indices int32 (E,), places among the sources; values float32 (E,): counts with replacement, one
-    over the chance to be drawn for LABOR, else None; places int64 (E,): of the edge among the graph's, -1 for an own entry
-    that the graph lacks; None unless the slot's plan asks for it. transposed: None unless the plan asks for it.
+    indptr int64 (T + 1,); indices int32 (E,), places among the sources; values float32 (E,): counts with replacement; for
+    LABOR one over the chance to be drawn, times the row's edges over those that were not left out; drawn by weight, the
+    weight of an edge where all of its row (and type) were taken, else 1; None for uniform draws;
+    places int64 (E,): of the edge among the graph's, -1 for an own entry that the graph lacks; None unless the slot's plan
+    asks for it. transposed: None unless the plan asks for it.
     degrees int32 (T,): in-edges of each target in the graph, without its own entries where every row has one.
     """
 

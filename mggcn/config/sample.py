@@ -25,15 +25,16 @@ class SampleConfig:
     such as 15,10,5; -1, or all: every one. Without batch all of them, or not set."""
     draw: Literal["uniform", "replace", "weight", "labor", "labor-one"] = "uniform"
     """How in-neighbours are drawn. uniform: without replacement; replace: with it; weight: without replacement, the heavier
-    an edge the sooner, and the edges drawn then count alike, as much as all of the vertex's edges do; labor: LABOR-0 (Balin
-    and Catalyurek 2023), a random number for each vertex, the same for all that may draw it, so that fewer are drawn;
-    labor-one: the same number in every layer."""
+    an edge the sooner, and the edges drawn then count alike, as much as all of the vertex's edges do, or, where all are
+    drawn, their weights; labor: LABOR-0 (Balin and Catalyurek 2023), a random number for each vertex, the same for all that
+    may draw it, so that fewer are drawn; labor-one: the same number in every layer."""
     by_type: bool = False
     """For model.kind rgcn: draw so many in-neighbours of each relation, instead of so many whatever their relation."""
     weights: Literal["unbiased", "mean", "block"] = "unbiased"
     """What a drawn edge counts, beside its part of the whole graph's normalisation. unbiased: one over the chance of being
-    drawn, so that a sum over neighbours has the whole graph's as its expectation; mean: as much as makes the edges drawn of
-    a vertex count as all of its edges; block: 1, normalised by the degrees of what was drawn, as DGL's GraphConv does."""
+    drawn, so that a sum over neighbours has the whole graph's as its expectation, but for draw weight; mean: as much as
+    makes the edges drawn of a vertex count as all of its edges; block: 1, normalised by how many edges were drawn, as DGL's
+    GraphConv does."""
     first: Literal["drawn", "full"] = "drawn"
     """Where the sums over neighbours of the first layer come from. drawn: as those of the others; full: from A X, all sums,
     which are computed once before training, kept in a temporary file and gathered as features are: the last hop is not

@@ -44,12 +44,12 @@ class EdgeValues:
         self.relations: RelationMeans | None = RelationMeans(adj_t, sample, num_relations) if typed else None
         self.needed: bool = stored or typed or (corrected and sample.weights != "block")
         """Whether edges of a batch have values at all."""
-        by_weight = sample.draw == "weight"
+        by_weight = sample.draw == "weight" and sample.weights != "block"
         weights = adj_t.values if stored or by_weight else None
         self._arrays = adj_t.indptr.array(), adj_t.indices.array(), None if weights is None else weights.array()
         self._store_at = [None if of is None else of.ctypes.data for of in self._arrays]
         whole = sample.weights == "mean" or (sample.weights == "unbiased" and not sample.draw.startswith("labor"))
-        self._drawn = corrected
+        self._drawn = sample.weights != "block" and (corrected or by_weight)
         self._flags = int(self_loops), int(corrected and whole and not (typed and sample.by_type)), int(by_weight)
 
     def write(self, ids: Vector, hop: DrawnHop, out: Vector, out_t: Vector | None = None) -> None:

@@ -131,8 +131,11 @@ class Twin:
         by_type = isinstance(self.draws.fanouts[name.hop], tuple)
         drawn = list[tuple[int, float]]()
         for kind, fanout in enumerate(fanouts):
-            of_kind = [p for p in free if not by_type or self.types is None or self.types[p] == kind]
-            drawn += self.of_type(name, v, kind, fanout, of_kind, start)
+            of_kind = [
+                [p for p in among if not by_type or self.types is None or self.types[p] == kind]
+                for among in (free, [p for p in range(start, stop) if p not in own])
+            ]
+            drawn += self.of_type(name, v, kind, fanout, of_kind[0], start, len(of_kind[1]))
         if self.self_loops:
             drawn += [(place, 1.0) for place in own or [-1]]
 
@@ -143,21 +146,23 @@ class Twin:
         return sorted(drawn, key=position)
 
     def of_type(
-        self, name: Name, v: int, kind: int, fanout: int, places: list[int], start: int
+        self, name: Name, v: int, kind: int, fanout: int, places: list[int], start: int, stored: int
     ) -> list[tuple[int, float]]:
-        """What a vertex draws of the edges of one type."""
+        """What a vertex draws of the edges of one type, of which the graph stores so many."""
         if self.draws.by == "uniform":
             picks = ranks(name, v, kind, len(places), fanout, self.draws.replace)
             return [(places[r], float(picks.count(r))) for r in sorted(set(picks))]
-        if fanout == ALL:
-            return [(p, 1.0) for p in places]
         if self.draws.by == "weight":
             assert self.weights is not None
+            if fanout == ALL:
+                return [(p, float(self.weights[p])) for p in places]
             heavy = [p for p in places if self.weights[p] > 0 and fanout]
             keys = {p: exponential(name.word(v, p - start)) / float(self.weights[p]) for p in heavy}
-            return [(p, 1.0) for p in sorted(heavy, key=lambda p: (keys[p], p))[:fanout]]
-        bound, value = WORD, np.float32(1)
-        if len(places) > fanout:
-            bound, value = fanout * WORD // len(places), np.float32(len(places)) / np.float32(max(fanout, 1))
+            drawn = sorted(heavy, key=lambda p: (keys[p], p))[:fanout]
+            return [(p, float(self.weights[p]) if len(drawn) == len(heavy) else 1.0) for p in drawn]
+        bound, counted = WORD, len(places)
+        if fanout != ALL and len(places) > fanout:
+            bound, counted = fanout * WORD // len(places), fanout
+        value = np.float32(stored) / np.float32(max(counted, 1))
         every_hop = self.draws.by == "labor-one"
         return [(p, float(value)) for p in places if labor_number(name, int(self.indices[p]), every_hop) < bound]

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from mggcn.assemble.rank import Rank
+from mggcn.blocks.block import Stack
 from mggcn.config import Config, SampleConfig
 from mggcn.errors import ConfigError, PlanError
 from mggcn.feed.batch import Batch, BlockEdges
 from mggcn.graph.csr import Graph
+from mggcn.planning.batches import draws_of
+from tests.blocks.sample_twin import Twin
 from tests.feed.test_blocks import config_of
 from tests.feed.test_sampled import ALL, grads_of, step_of
 from tests.graphs import on_ranks
@@ -43,26 +46,44 @@ def dense_relations(graph: Graph) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool
     return out, there
 
 
-def means(graph: Graph, config: Config, targets: Any, sources: Any, edges: BlockEdges) -> npt.NDArray[Any]:
-    """The block's means by relation (R, T, S) from the settings' definitions, for draws without repeats."""
-    (weights, there), sample = dense_relations(graph), config.sample
+def row_means(config: Config, weights: Any, relations: Any, places: Any, counts: Any, fanout: int) -> npt.NDArray[Any]:
+    """What a row's entries count in the means of their relations, from the settings' definitions.
+
+    weights (R, N): of the in-edges of the vertex, 0 where there is none. relations, places: of the row's entries; counts:
+    how often each was drawn.
+    """
+    sample, mine = config.sample, weights[relations, places]
+    total = weights.sum(1)[relations]
+    out = np.zeros(mine.size)
+    # by_type each relation is a draw of its own, else all are one.
+    draws = [(relations == r, weights[r]) for r in range(RELATIONS)]
+    if sample.weights == "block":
+        for of, _ in draws:
+            out[of] = mine[of] / mine[of].sum()
+        return out
+    for of, stored in draws if sample.by_type else [(relations >= 0, weights)]:
+        degree, drawn = np.count_nonzero(stored), counts[of].sum()
+        if sample.draw == "weight":
+            whole = degree <= fanout
+            out[of] = mine[of] if whole else stored.sum() / max(drawn, 1)
+        elif sample.draw.startswith("labor"):
+            out[of] = mine[of] * float(np.float32(max(degree / fanout, 1.0)))  # as the sampler keeps it
+        else:
+            out[of] = (mine * counts)[of] * degree / max(drawn, 1)
+    return np.asarray(out / total)
+
+
+def means(
+    graph: Graph, config: Config, targets: Any, sources: Any, edges: BlockEdges, fanout: int, drawn: Any
+) -> npt.NDArray[Any]:
+    """The block's means by relation (R, T, S); drawn (E,): how often each edge was drawn."""
+    weights, _ = dense_relations(graph)
     assert edges.types is not None
     out = np.zeros((RELATIONS, targets.size, sources.size))
     for t, v in enumerate(targets):
-        entries = range(edges.indptr[t], edges.indptr[t + 1])
-        for relation in range(RELATIONS):
-            mine = [e for e in entries if edges.types[e] == relation]
-            total = weights[relation, v].sum()
-            counted = (len(mine), there[relation, v].sum()) if sample.by_type else (len(entries), there[:, v].sum())
-            for e in mine:
-                u = sources[edges.indices[e]]
-                weight = weights[relation, v, u]
-                if sample.weights == "block":
-                    out[relation, t, edges.indices[e]] = weight / sum(
-                        weights[relation, v, sources[edges.indices[k]]] for k in mine
-                    )
-                else:
-                    out[relation, t, edges.indices[e]] = weight / total * counted[1] / counted[0]
+        row = slice(edges.indptr[t], edges.indptr[t + 1])
+        relations, places = edges.types[row].astype(np.int64), edges.indices[row]
+        out[relations, t, places] = row_means(config, weights[:, v], relations, sources[places], drawn[row], fanout)
     return out
 
 
@@ -75,7 +96,15 @@ def as_told(edges: BlockEdges, num_sources: int) -> npt.NDArray[Any]:
     return out
 
 
-def reference(config: Config, graph: Graph, found: list[Any], *, told: bool) -> tuple[float, dict[str, Any]]:
+def counts_of(config: Config, graph: Graph, batch: Batch, stack: Stack, step: int) -> list[npt.NDArray[Any]]:
+    """How often each edge of a batch was drawn, of the hop at the input first."""
+    if config.sample.draw != "replace":
+        return [np.ones(batch.edges[block].indices.size) for block in stack.blocks]
+    twin = Twin(graph.adj_t, draws_of(config.sample, RELATIONS))
+    return [np.array(hop.values) for hop in reversed(twin.draw(batch.rows[stack.seeds], 8123, step)[2])]
+
+
+def reference(config: Config, graph: Graph, found: list[Any]) -> tuple[float, dict[str, Any]]:
     """Loss and gradients of a step of all ranks by autograd."""
     p = {name: w.double().clone().requires_grad_() for name, w in found[0]["weights"].items()}
     labels = graph.labels.array().astype(np.int64)  # type: ignore[union-attr]
@@ -84,10 +113,11 @@ def reference(config: Config, graph: Graph, found: list[Any], *, told: bool) -> 
         loss = torch.zeros((), dtype=torch.float64)
         for rank in found:
             batch, stack = rank["batch"], rank["stack"]
+            counts = counts_of(config, graph, batch, stack, rank["step"])
             x = features[batch.rows[stack.blocks[0].sources]]
             for layer, block in enumerate(stack.blocks, start=1):
                 targets, sources, edges = batch.rows[block.targets], batch.rows[block.sources], batch.edges[block]
-                a = as_told(edges, sources.size) if told else means(graph, config, targets, sources, edges)
+                a = means(graph, config, targets, sources, edges, config.sample.fanout[-layer], counts[layer - 1])
                 w = torch.einsum("rb,bde->rde", p[f"layers.{layer}.coefficients"], p[f"layers.{layer}.bases"])
                 z = torch.einsum("rts,sd,rde->te", torch.from_numpy(a), x, w)
                 z = z + x[: targets.size] @ p[f"layers.{layer}.weight"] + p[f"layers.{layer}.bias"]
@@ -98,9 +128,9 @@ def reference(config: Config, graph: Graph, found: list[Any], *, told: bool) -> 
     return float(loss.detach()), {n: np.zeros(v.shape) if v.grad is None else v.grad.numpy() for n, v in p.items()}
 
 
-def compare(config: Config, graph: Graph, *, told: bool = False) -> None:
+def compare(config: Config, graph: Graph) -> None:
     found = on_ranks(config, graph, step_of)
-    loss, expected = reference(config, graph, found, told=told)
+    loss, expected = reference(config, graph, found)
     assert found[0]["loss"] == pytest.approx(loss, rel=1e-10)
     for key, gradient in expected.items():
         atol = 1e-10 * (np.abs(gradient).max() or 1)
@@ -118,9 +148,11 @@ def test_gradients_of_a_batch(kind: str, weights: str, by_type: bool, ranks: int
 
 @pytest.mark.parametrize("by_type", [False, True])
 @pytest.mark.parametrize("draw", ["replace", "labor", "labor-one", "weight"])
-def test_gradients_of_every_draw(draw: str, by_type: bool) -> None:
-    """Fails if a way to draw gives another gradient than autograd over the same batch."""
-    compare(sampled(1, draw=draw, by_type=by_type), typed_graph("weighted", RELATIONS), told=True)
+@pytest.mark.parametrize("weights", ["unbiased", "block"])
+def test_gradients_of_every_draw(weights: str, draw: str, by_type: bool) -> None:
+    """Fails if an edge counts otherwise than the definition of a draw says, also where some relations are drawn in full."""
+    config = sampled(1, (5, 3), draw=draw, by_type=by_type, weights=weights)
+    compare(config, typed_graph("weighted", RELATIONS))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -129,8 +161,9 @@ def test_all_neighbours_give_the_whole_graphs_gradient(kind: str, ranks: int) ->
     """Fails if neighbours, their relations or what they count are not all of the whole graph's."""
     graph = typed_graph(kind, RELATIONS)
     whole = dataclasses.replace(config_of(ranks, MODEL), sample=SampleConfig())
-    for by_type, weights in itertools.product((False, True), ("unbiased", "block")):
-        batches = sampled(ranks, (60, ALL), batch=1000, by_type=by_type, weights=weights)
+    draws = ("uniform", "weight") if kind == "weighted" else ("uniform",)
+    for by_type, weights, draw in itertools.product((False, True), ("unbiased", "block"), draws):
+        batches = sampled(ranks, (60, ALL), batch=1000, by_type=by_type, weights=weights, draw=draw)
         found = [
             on_ranks(config, graph, lambda rank: (rank.trainer.gradients(0), grads_of(rank)))[0]
             for config in (batches, whole)

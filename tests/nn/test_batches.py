@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 import mggcn
 from mggcn.errors import BackendError, ConfigError, GraphError
-from mggcn.graph.csr import Graph
+from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.nn import SampledBatch, SampledBlock, aggregate, attend, attend_dynamic, batches, dropout, reduce
 from tests.devices import CPU, EMULATED, Where
 from tests.nn.graphs import options
@@ -84,6 +84,38 @@ def test_sums_over_a_block(where: Where, norm: str) -> None:
             weights = weights * scale[: block.num_rows] if norm == "symmetric" else weights
             x = random(block.num_rows, 11)
             compare(lambda x: aggregate(x, block), lambda x: weights @ x, x)  # noqa: B023
+
+
+@pytest.mark.parametrize("weights", ["unbiased", "mean", "block"])
+@pytest.mark.parametrize("draw", ["uniform", "replace", "labor", "labor-one"])
+def test_weights_of_1_are_no_weights(draw: str, weights: str) -> None:
+    """Fails if sums over blocks of a graph whose weights are all 1 are not those of the graph without weights."""
+    graph = graph_of("random")
+    adj, adj_t = (
+        dataclasses.replace(m, values=ArrayRows(np.ones(m.nnz, np.float32))) for m in (graph.adj, graph.adj_t)
+    )
+    ones = dataclasses.replace(graph, adj=adj, adj_t=adj_t)
+    for norm in ("none", "mean", "symmetric"):
+        plain, weighted = (
+            first(loader_of(of, np.arange(20), norm=norm, draw=draw, weights=weights)) for of in (graph, ones)
+        )
+        for one, two in zip(plain.blocks, weighted.blocks, strict=True):
+            x = random(one.num_rows, 5)
+            assert torch.equal(aggregate(x, one), aggregate(x, two))
+
+
+@pytest.mark.parametrize("draw", ["uniform", "replace", "labor", "labor-one", "weight"])
+def test_edges_of_weights_block_count_their_weights(draw: str) -> None:
+    """Fails if the chance of a draw changes what an edge counts under weights block, or degrees have weights in them."""
+    graph = graph_of("weighted")
+    dense_t = torch.from_numpy(dense_csr(graph.adj_t))
+    batch = first(loader_of(graph, np.arange(20), norm="mean", draw=draw, weights="block"))
+    for block in batch.blocks:
+        there = dense(block, weighted=False)
+        mean = dense_t[batch.ids[: block.num_targets]][:, batch.ids[: block.num_rows]] * there
+        mean /= there.sum(1, keepdim=True).clamp(min=1)
+        x = random(block.num_rows, 5)
+        torch.testing.assert_close(aggregate(x, block), mean @ x, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -263,6 +263,47 @@ def test_a_steps_links_are_in_none_of_its_blocks(kind: str, draw: str) -> None:
     assert drawn > 1000
 
 
+@pytest.mark.parametrize("draw", ["uniform", "replace", "weight", "labor", "labor-one"])
+@pytest.mark.parametrize("kind", ["directed", "weighted"])
+def test_what_is_left_counts_as_all_edges(kind: str, draw: str) -> None:
+    """Fails if the edges that remain of a vertex, without a step's own links, are not scaled up to all of them."""
+    if draw == "weight" and kind != "weighted":
+        pytest.skip("an unweighted graph is not drawn by weight")
+    graph, parts = graph_of(kind), 0
+    weights, links = dense_csr(graph.adj_t), graph.links["train"].array()
+    left = weights.copy()
+
+    def body(rank: Rank) -> Any:
+        batch = next(rank.feed.epoch(SEED, 0))
+        blocks = reversed(rank.feed.stack.blocks)
+        edges = [(batch.rows[b.targets].copy(), batch.rows[b.sources].copy(), batch.edges[b]) for b in blocks]
+        return batch.seeds.copy(), edges
+
+    for fanouts in ((-1, -1), (3, 2)):
+        sample = {"batch": 40, "fanout": fanouts, "draw": draw}
+        chosen, blocks = on_ranks(config_of(1, {"self_loops": False}, sample=sample), graph, body)[0]
+        left[:] = weights
+        for u, v in links[chosen]:
+            left[u, v] = left[v, u] = 0
+        for (targets, sources, edges), fanout in zip(blocks, fanouts, strict=True):
+            for t, v in enumerate(targets):
+                row = slice(edges.indptr[t], edges.indptr[t + 1])
+                drawn, values = sources[edges.indices[row]], edges.values[row]
+                stored, there = np.count_nonzero(weights[v]), np.count_nonzero(left[v])
+                parts += 0 < there < stored
+                counted = there if fanout == -1 else min(fanout, there)
+                if not drawn.size:
+                    continue
+                if draw == "weight":
+                    expected = left[v, drawn] if counted == there else np.ones(drawn.size)
+                    np.testing.assert_allclose(values, expected * weights[v].sum() / expected.sum(), rtol=1e-6)
+                elif draw == "replace":
+                    assert (values / weights[v, drawn]).sum() == pytest.approx(stored, rel=1e-6)
+                else:
+                    np.testing.assert_allclose(values, weights[v, drawn] * stored / counted, rtol=1e-6)
+    assert parts > 10
+
+
 def test_ranks_and_threads_change_no_batch_of_links() -> None:
     """Fails if a loss depends on how links, or the drawing of batches, are shared out, or on what is planned by."""
     graph = graph_of()

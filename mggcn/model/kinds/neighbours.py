@@ -115,8 +115,8 @@ class Scores(PlainKind):
 class AttentionMessage(PlainKind):
     """out = [g | d | t or y | m | 1 / l | number, with dropout], d = g z by head. Operands g, z, t or y, and m with l.
 
-    after: the bias, ReLU and dropout between z and the second operand, which is read in its place (rewrite/storage.py):
-    where g is not zero, z is that operand less dropout's factor and the bias.
+    after: the bias, ReLU and dropout between z and the second operand, which is read in its place
+    (model/rewrite/storage.py): where g is not zero, z is that operand less dropout's factor and the bias.
     """
 
     title: ClassVar[str] = "attention-message {self.site}"
