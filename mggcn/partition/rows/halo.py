@@ -85,7 +85,7 @@ def _neighbours(
     """Whether the rank's rows have entries in a column (N,) of another rank; owner and row (2, ...) of such, once each."""
     needed = np.zeros(matrix.num_rows, bool)
     toward = np.zeros((owners.num_ranks, owners.counts[rank]), bool)
-    for chunk in sweep(matrix, COUNTED):
+    for chunk in sweep(matrix, COUNTED, span=owners.span(rank)):
         rows = slice(chunk.first, chunk.first + chunk.rows)
         mine, lengths = owners.owner_of(rows) == rank, np.diff(chunk.indptr)
         if only.rows is not None:
@@ -123,7 +123,7 @@ def _build(
         received.append(int(ids.size))
     # Other ranks' rows that are not needed have no entry here, so their numbers do not matter.
     two = Assignment((owners.owner_of(everyone) != rank).astype(np.uint16), local, (owners.counts[rank], sum(received)))
-    own, halo = cut_tiles(matrix, two, 0, options, only)
+    own, halo = cut_tiles(matrix, two, 0, options, only, owners.span(rank))
     receivers, rows = toward
     sent = np.bincount(receivers, minlength=owners.num_ranks)
     return Halo(own, halo, tuple(received), rows, tuple(int(n) for n in sent))

@@ -54,8 +54,8 @@ def build_shard(
 ) -> Shard:
     """Build a rank's rows; its strategy builds the matrices. local_index: the partition's, if known.
 
-    Cost: one sweep over the edges for the degrees; memory is the shard and 6 N bytes of the assignment. Raises: GraphError
-    for negative in-degrees.
+    Cost: one sweep over the rank's edges for the degrees; memory is the shard and 6 N bytes of the assignment. Raises:
+    GraphError for negative in-degrees.
     """
     owners, owned = local_index or partition.local_index(rank), partition.owned(rank)
     ids = owners.owned(rank)
@@ -90,9 +90,17 @@ def row_tiles(
 
 
 def cut_tiles(
-    matrix: CSR, owners: Owners, rank: int, options: ShardOptions, only: RowColumnMask = EVERYTHING
+    matrix: CSR,
+    owners: Owners,
+    rank: int,
+    options: ShardOptions,
+    only: RowColumnMask = EVERYTHING,
+    among: range | None = None,
 ) -> tuple[Tile, ...]:
-    """Return a rank's rows of a matrix, by the owners of the columns. Cost: two sweeps. Raises: GraphError."""
+    """Return a rank's rows of a matrix, by the owners of the columns. among: as for `build_tiles`.
+
+    Cost: two sweeps. Raises: GraphError.
+    """
     build = functools.partial(
         build_tiles,
         owners=owners,
@@ -101,5 +109,6 @@ def cut_tiles(
         dtype=options.dtype,
         threads=options.threads,
         only=only,
+        among=among,
     )
     return typed_tiles(build, matrix)

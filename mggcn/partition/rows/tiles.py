@@ -88,25 +88,30 @@ def build_tiles(
     threads: int,
     only: RowColumnMask = EVERYTHING,
     span: range | None = None,
+    among: range | None = None,
 ) -> tuple[Tile, ...]:
     """Cut the rows that `rank` owns into P tiles, with missing diagonals inserted if `self_loops`.
 
     only: which entries, diagonals included; the tiles have all V rows, and those that are not required are empty.
-    span: consecutive rows, where one rank has all vertices in their order: the tile has these rows alone.
+    span: consecutive rows, where one rank has all vertices in their order: the tile has these rows alone. among:
+    consecutive rows among which the rank's are; None: as owners say.
 
     Columns ascend in each row, except inserted diagonals, which come last where the rank keeps the original order.
-    Cost: two sweeps over the matrix in chunks of 8 MiB; besides the tiles nothing of the size of the graph is held.
+    Cost: two sweeps over the rows among which the rank's are, in chunks of 8 MiB; besides the tiles nothing of the size of
+    the graph is held.
     Raises: GraphError if a tile has 2^31 nonzeros or more, or the matrix changed between the sweeps.
     """
     ranks, first = owners.num_ranks, 0
     if span is not None:
         owners, first = whole_graph(span.stop), span.start
     rows = owners.counts[rank] - first
+    swept = owners.span(rank) if among is None else among
+    swept = swept if span is None else span
     indptr = np.zeros((ranks, rows + 1), np.int64)
     # Kernels find the pointers of a row by its number, from that of row 0 on.
     pointers_at = indptr.ctypes.data - first * indptr.itemsize
     count, fill = native.kernel("mggcn_tile_count"), native.kernel("mggcn_tile_fill")
-    for chunk in sweep(matrix, span=span):
+    for chunk in sweep(matrix, span=swept):
         arguments = sweep_arguments(chunk, owners, rank, self_loops, only)
         count(ctypes.byref(arguments), pointers_at, threads)
     for pointers in indptr:
@@ -119,7 +124,7 @@ def build_tiles(
     addresses = (ctypes.c_void_p * (ranks + 1))(*[a.ctypes.data for a in indices], ctypes.addressof(changed))
     value_addresses = (ctypes.c_void_p * ranks)(*[None if a is None else a.ctypes.data for a in values])
     wide = int(np.dtype(dtype) == np.float64)
-    for chunk in sweep(matrix, span=span):
+    for chunk in sweep(matrix, span=swept):
         arguments = sweep_arguments(chunk, owners, rank, self_loops, only)
         fill(ctypes.byref(arguments), pointers_at, addresses, value_addresses, wide, ranks, threads)
     if changed.value:
@@ -142,7 +147,7 @@ def degrees(matrix: CSR, owners: Owners, rank: int, *, self_loops: bool, threads
     """
     degree = np.zeros(owners.counts[rank])
     kernel = native.kernel("mggcn_tile_degree")
-    for chunk in sweep(matrix):
+    for chunk in sweep(matrix, span=owners.span(rank)):
         kernel(ctypes.byref(sweep_arguments(chunk, owners, rank, self_loops)), degree.ctypes.data, threads)
     if degree.size and degree.min() < 0:
         raise GraphError(f"in-degrees must be 0 or more, got {degree.min():g} from negative edge weights; drop them")
