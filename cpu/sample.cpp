@@ -5,6 +5,8 @@
 //             numbers the new ones behind those that are there, in order of first occurrence.
 // transpose_hop  its transpose (transpose.h): entries of a column in order of the rows; order[i] is the place in
 //             the hop of entry i. Of the first `transposed` hops.
+// sample_rows     draws a hop around any rows, the first `rows` ids of the frontier: columns are ids, none is numbered.
+// number_columns  numbers a hop that was drawn elsewhere: its targets, then the ids of its edges, in place.
 // Arrays and the status are described in sample_rows.h: the frontier's is of the seeds, a hop's its own, and what ends
 // a batch leaves later hops as they were. Nothing is written behind an end, nothing allocated. Bound: a line of indptr
 // for a row; of indices (0.7) and of the table (0.3 to 1) for an edge (docs/notes/0034).
@@ -294,5 +296,21 @@ MGGCN_EXPORT(mggcn_sample_batch)(Frontier* f, const int64_t* seeds, int64_t coun
     draw_hop(s);
     if (s->status != kDone) return;
     if (hop < transposed) transpose_hop(s);
+  }
+}
+
+MGGCN_EXPORT(mggcn_sample_rows)(Sample* s) {
+  s->status = kDone;
+  draw(*s);
+}
+
+MGGCN_EXPORT(mggcn_number_columns)(Frontier* f, const int64_t* targets, int64_t count, int32_t* columns, int64_t edges,
+                                   int64_t max_sources) {
+  take_seeds(f, targets, count);
+  if (f->status != kDone) return;
+  if (f->direct) {
+    number(*f, Direct(*f), columns, edges, max_sources);
+  } else {
+    number(*f, Hashed(*f), columns, edges, max_sources);
   }
 }

@@ -334,6 +334,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mggcn_reuse_trace": (_P, _P, _I, _U, _P, _P, _P),
     "mggcn_reuse_distances": (_P, _P, _P, _L, _I, _P, _P, _P),
     "mggcn_sample_batch": (_P, _P, _L, _P, _I, _I),
+    "mggcn_sample_rows": (_P,),
+    "mggcn_number_columns": (_P, _P, _L, _P, _L, _L),
     "mggcn_pack": (_P, _L),
     "mggcn_share_count": (_P,),
     "mggcn_share_cut": (_P,),

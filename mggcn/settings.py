@@ -124,7 +124,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     drop_last: bool
     deal: Literal["global", "ranges", "by-class"]
     plan: Literal["auto", "bound", "run"]
-    rows: Literal["mapped", "owners"]
+    rows: Literal["mapped", "owners", "parts"]
     macro: int
     cache_rows: int
     ahead: int

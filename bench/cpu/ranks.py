@@ -4,7 +4,8 @@ threads  ranks times threads on the arxiv-like graph, over both transports, one 
 delays   DistGNN's delays at P = 1, 2, 4: seconds, memory, bytes sent (its figures 5 and 6, table 6)
 lag      cd-0 and cd-5 on a network on which every message takes a while
 sweep    `mggcn sweep` over 12 settings of Cora beside 12 times `mggcn train`, one after the other, in turn
-relays   rows of batches from their owners on a network on which every message takes a while
+edges    bytes and messages of batches whose edges are drawn by their owners, beside a dry run's
+relays   rows and edges of batches from their owners on a network on which every message takes a while
 """
 
 from __future__ import annotations
@@ -188,8 +189,10 @@ RELAYS: dict[str, dict[str, Any]] = {
     "rows mapped": {},
     "rows from their owners": {"rows": "owners"},
     "rows from their owners, sample.ahead = 0": {"rows": "owners", "ahead": 0},
+    "edges and rows from their owners": {"rows": "parts"},
+    "edges and rows from their owners, sample.ahead = 0": {"rows": "parts", "ahead": 0},
 }
-"""Settings of [sample] under which a step waits for no row, for one message at a time, and for three."""
+"""Settings of [sample] under which a step waits for nothing, for one message at a time, or for all, one after the other."""
 
 
 def relays(args: Any) -> tuple[str, Any]:
@@ -250,7 +253,84 @@ def sweep(args: Any) -> tuple[str, Any]:
     return f"Cora. The sweep takes {share:.2f} of the separate runs ({verdict}, goal 0.5).\n\n{table(head, rows)}", runs
 
 
-PARTS = {"threads": threads, "delays": delays, "lag": lag, "sweep": sweep, "relays": relays}
+ORDERS = ("random", "metis-balanced")
+STEPS = 48
+"""Steps of an epoch with which a batch of 4,096 cuts products' training vertices."""
+
+
+def sent_in_an_epoch(made: tuple[Any, ...], comm: Any) -> tuple[int, int]:
+    """Train an epoch on one rank; return the bytes that it sent, and its messages."""
+    from mggcn.assemble.rank import make_rank
+
+    rank = make_rank(*made, comm)
+    before = rank.comm.bytes_sent, rank.comm.messages
+    rank.trainer.step(0)
+    return rank.comm.bytes_sent - before[0], rank.comm.messages - before[1]
+
+
+def edges(args: Any) -> tuple[str, Any]:
+    """Bytes and messages of an epoch on four ranks that hold the edges of their own vertices alone, beside a dry run's."""
+    from mggcn.assemble.plan import plan_graph, resolve
+    from mggcn.assemble.stack import read_rows
+    from mggcn.blocks.letters import num_stages
+    from mggcn.comm.threads import run_threads
+    from mggcn.config import from_tables
+    from mggcn.graph.splits import training_rows
+    from mggcn.graph.store import open_store
+    from mggcn.partition.rows.partition import row_owners
+    from mggcn.planning.batch_rows import row_bytes_of
+    from mggcn.planning.batches import answer_plan
+
+    graph, rows, runs = open_store(store_of(args.drawn, args)), [], []
+    training = training_rows(graph, "main", 0)
+    assert training is not None
+    sample = {"batch": max(4, round(training.sum() / STEPS)), "fanout": [15, 10, 5]}
+    for order, ahead in itertools.product(ORDERS, (2, 0)):
+        sent: dict[str, tuple[int, int]] = {}
+        for kind in ("mapped", "parts"):
+            tables = {
+                "model": {"kind": "sage", "aggregator": "mean", "hidden": [16, 16]},
+                "train": {"epochs": 1, "eval_every": 0},
+                "sample": sample | {"ahead": ahead, "rows": kind},
+                "run": {"ranks": 4, "threads": 1, "transport": "threads", "order": order},
+            }
+            config = resolve(from_tables(tables), graph)
+            plan, partition = plan_graph(config, graph)
+            made = (config, graph, plan, partition)
+            found = run_threads(4, partial(sent_in_an_epoch, made), 600)
+            sent[kind] = sum(nbytes for nbytes, _ in found), found[0][1]
+        owner = row_owners(partition).owner_of(slice(None))
+        drawn = read_rows(config, graph, plan.shape, owner, (1,), most=2**31)
+        planned = drawn.letter_bytes(1, row_bytes_of(config, graph.num_features), answer_plan(config, plan.shape))
+        counted = [of - base for of, base in zip(sent["parts"], sent["mapped"], strict=True)]
+        stages = num_stages(3)
+        messages = plan.steps + 3 * stages - 2 if ahead else 2 * stages * plan.steps
+        far = 1 - float(drawn.asked.sum((0, 2)).trace() / drawn.asked.sum())
+        runs.append(
+            {"order": order, "ahead": ahead, "bytes": [counted[0], planned], "messages": [counted[1], messages]}
+        )
+        cells = [f"{far:.2f}", f"{counted[0]:,}", f"{planned:,}", f"{counted[1]:,}", f"{messages:,}"]
+        rows.append([order, ahead, plan.steps, *cells])
+    head = [
+        "order",
+        "sample.ahead",
+        "steps",
+        "share of vertices that others draw around",
+        "bytes counted",
+        "bytes planned",
+    ]
+    head += ["messages counted", "messages planned"]
+    return f"{args.drawn} at {args.scale:g}, P = 4, fan-outs 15,10,5, an epoch.\n\n{table(head, rows)}", runs
+
+
+PARTS = {
+    "threads": threads,
+    "delays": delays,
+    "lag": lag,
+    "sweep": sweep,
+    "edges": edges,
+    "relays": relays,
+}
 
 
 def options(arguments: list[str] | None = None) -> Any:
@@ -258,6 +338,7 @@ def options(arguments: list[str] | None = None) -> Any:
         "parts": {"default": ",".join(PARTS)},
         "lag": {"type": float, "default": 0.2, "help": "seconds that a message takes"},
         "lagging": {"default": "amazon_computers", "help": "the graph of that part"},
+        "drawn": {"default": "products-like, 8 % train", "help": "the graph whose batches are drawn by owners"},
     }
     return parse(__doc__, "scale", "rounds", "data", "cache", arguments=arguments, **own)
 

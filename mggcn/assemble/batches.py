@@ -30,6 +30,7 @@ from mggcn.feed.packed import PackedBatch, ReadLabels
 from mggcn.feed.relays import Relays
 from mggcn.feed.sampled import SampledFeed
 from mggcn.feed.seeds import RankSeeds
+from mggcn.feed.waves import Waves
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype, threads_of
@@ -38,6 +39,7 @@ from mggcn.partition.rows.halo import halo_ids
 from mggcn.partition.rows.shard import ShardOptions
 from mggcn.planning.batch_rows import fetch_plan, relay_slots
 from mggcn.planning.batches import (
+    feed_slots,
     gather_threads,
     hops_back,
     is_corrected,
@@ -45,7 +47,6 @@ from mggcn.planning.batches import (
     pads_batches,
     reads_weights,
     share_plan,
-    slot_plan,
 )
 from mggcn.planning.run import RunPlan
 from mggcn.planning.sparse_rows import sparse_rows
@@ -68,12 +69,12 @@ def mapped_once(graph: Graph) -> Graph:
     )
 
 
-def norm_of(config: Config, graph: Graph) -> NormScales | None:
-    """Return the scales of a run's model; None if it has none."""
+def norm_of(config: Config, graph: Graph, every: Any = None) -> NormScales | None:
+    """Return the scales of a run's model; None if it has none. every: as for NormScales."""
     model, real = config.model, scale_dtype(config.run.precision)
     if not model.aggregates:
         return None
-    return NormScales(graph.adj_t.untyped(), model.norm, self_loops=model.self_loops, real=real)
+    return NormScales(graph.adj_t.untyped(), model.norm, self_loops=model.self_loops, real=real, every=every)
 
 
 def shard_options(config: Config) -> ShardOptions:
@@ -85,6 +86,20 @@ def shard_options(config: Config) -> ShardOptions:
         self_loops=model.self_loops,
         dtype=scale_dtype(config.run.precision),
         threads=threads_of(config.run),
+    )
+
+
+def edge_values(config: Config, graph: Graph, plan: RunPlan, rank: int) -> EdgeValues:
+    """Return what finds what drawn edges count. graph: `mapped_once`."""
+    adj_t = graph.adj_t
+    return EdgeValues(
+        adj_t,
+        config.sample,
+        self_loops=config.model.self_loops,
+        corrected=is_corrected(config),
+        stored=reads_weights(config, adj_t.values is not None, graph.repeats),
+        real=np.dtype(scale_dtype(config.run.precision)),
+        num_relations=plan.shape.num_relations if plan.ranks[rank].values.typed else 0,
     )
 
 
@@ -100,7 +115,7 @@ def sampled_feed(
     backend: KernelBackend,
     sums: Rows | None = None,
     labels: ReadLabels | None = None,
-    relays: Relays | None = None,
+    relays: Relays | Waves | None = None,
 ) -> SampledFeed:
     """Return the feed of one rank.
 
@@ -112,18 +127,10 @@ def sampled_feed(
     if stack is None:
         raise PlanError("a feed of batches needs a plan that has some")
     adj_t, dtype = graph.adj_t, STORAGE[run.precision]
-    values = EdgeValues(
-        adj_t,
-        sample,
-        self_loops=model.self_loops,
-        corrected=is_corrected(config),
-        stored=reads_weights(config, adj_t.values is not None, graph.repeats),
-        real=np.dtype(scale_dtype(run.precision)),
-        num_relations=plan.shape.num_relations if plan.ranks[rank].values.typed else 0,
-    )
+    values = edge_values(config, graph, plan, rank)
     spec = BufferSpec("", stack.capacities[0].sources, plan.shape.num_features, dtype)
     back = hops_back(plan.ranks[rank].values.training, stack)
-    slots = slot_plan(config, plan.shape, stack, back)
+    slots = feed_slots(config, plan.shape, stack, back)
     pack: Callable[[], PackedBatch] | None = None
     if pads_batches(config):
         layout = padded_layout(config, plan.shape, stack, plan.ranks[rank].values)
@@ -152,8 +159,10 @@ def sampled_feed(
     links = draws_of_links(config, graph)
     seeds = RankSeeds(seeds_of(config, graph, owner), rank, together=config.shares_batches, links=links)
     leaves: dict[str, Any] = {"owner": owner, "rank": rank} if config.reads_history else {}
-    sampler = Sampler(adj_t, slots.draws, self_loops=model.self_loops, **leaves)
-    return SampledFeed(sampler, seeds, batch_memory, sample.ahead, epochs=config.train.epochs, relays=relays)
+    # Edges that their owners draw lie ready.
+    ready = relays.ready if isinstance(relays, Waves) else None
+    drawn = ready or Sampler(adj_t, slots.draws, self_loops=model.self_loops, **leaves)
+    return SampledFeed(drawn, seeds, batch_memory, sample.ahead, epochs=config.train.epochs, relays=relays)
 
 
 def relays_of(

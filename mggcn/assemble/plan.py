@@ -300,7 +300,7 @@ def with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit:
 
     plan = by("whole")
     # Before the limit, which asks a GPU that another machine may have.
-    fetches = config.sample.rows == "owners"
+    fetches = config.sample.rows != "mapped"
     if config.run.device != "cpu" or config.sample.compare_gradient or fetches or apart:
         return plan
     if plan.largest.total_bytes <= (memory_limit(config) if limit is None else limit):

@@ -15,6 +15,7 @@ from mggcn.aggregate.base import BlockAggregations, BuildContext
 from mggcn.assemble.batches import mapped_once, norm_of, relays_of, sampled_feed, shard_options
 from mggcn.assemble.first_sums import compute_first_sums
 from mggcn.assemble.links import link_feed, link_scores, pair_loader
+from mggcn.assemble.parts import scales_of_all, waves_of
 from mggcn.assemble.plan import threads_per_rank
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
@@ -164,14 +165,19 @@ def make_rank(
     by_blocks: SplitScores | None = None
     if plan.stack is not None:
         graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
-        rows, norm = VertexFeatures(graph, config.data.row_normalize), norm_of(config, graph)
-        of, owners = rank_plan.values.first, row_owners(partition)
+        rows, of, owners = (
+            VertexFeatures(graph, config.data.row_normalize),
+            rank_plan.values.first,
+            row_owners(partition),
+        )
+        norm = scales_of_all(config, graph, owners, counted) if config.draws_at_owners else norm_of(config, graph)
         sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
         targets = _step_targets(context, runtime, graph)
         labels = None if targets is None else targets.read
         if feed is None:
             owner = owners.owner_of(slice(None))  # once, because ranges make it
-            relays = relays_of(config, graph, plan, owner, rows, counted) if config.fetches_rows else None
+            of_owners = waves_of if config.draws_at_owners else relays_of
+            relays = of_owners(config, graph, plan, owner, rows, counted) if config.fetches_rows else None
             feed = sampled_feed(
                 config, graph, plan, owners, owner, comm.rank, rows, norm, backend, sums, labels, relays
             )

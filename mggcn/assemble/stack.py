@@ -244,7 +244,9 @@ def read_rows(
     drawn = [seeds.step(config.train.seed, number) for number in range(min(most, seeds.num_steps))]
     sizes = {1, *(min(size or len(drawn), len(drawn)) for size in macros)}
     found = {name: np.zeros((len(drawn), ranks), np.int64) for name in COUNTED}
-    fetched = {size: np.zeros((-(-len(drawn) // size), ranks), np.int64) for size in sizes}
+    by_owner = (len(drawn), ranks, len(slots.capacities), ranks)
+    asked, told = (np.zeros(by_owner, np.int64) for _ in range(2))
+    fetched = {size: np.zeros((-(-len(drawn) // size), ranks, ranks), np.int64) for size in sizes}
     for rank in range(ranks):
         far, seen = owner != rank, {size: np.zeros(shape.num_vertices, np.bool_) for size in sizes}
         far[cached_rows(graph, owner, rank, config.sample.cache_rows)] = False
@@ -256,12 +258,24 @@ def read_rows(
             for name, count in zip(COUNTED, (*counts, batch.hops[-1].indices.size), strict=False):
                 found[name][at, rank] = count
             found["served"][at] += np.bincount(owner[remote], minlength=ranks)
+            for hop, edges in enumerate(batch.hops):
+                whose = owner[batch.ids[: edges.indptr.size - 1]]
+                asked[at, rank, hop] = np.bincount(whose, minlength=ranks)
+                told[at, rank, hop] = np.bincount(whose, np.diff(edges.indptr), minlength=ranks)
             for size, union in seen.items():
                 union[remote] = True
                 if (at + 1) % size == 0 or at + 1 == len(drawn):
-                    fetched[size][at // size, rank] = np.count_nonzero(union)
+                    fetched[size][at // size, rank] = np.bincount(owner[union], minlength=ranks)
                     union[:] = False
-    return ReadRows(num_vertices=shape.num_vertices, steps=seeds.num_steps, fetched=fetched, **found)
+    return ReadRows(
+        num_vertices=shape.num_vertices,
+        steps=seeds.num_steps,
+        fetched={size: counts.sum(2) for size, counts in fetched.items()},
+        fetched_from=fetched,
+        asked=asked,
+        told=told,
+        **found,
+    )
 
 
 def cached_rows(graph: Graph, owner: Any, rank: int, count: int) -> npt.NDArray[np.int64]:
@@ -269,6 +283,11 @@ def cached_rows(graph: Graph, owner: Any, rank: int, count: int) -> npt.NDArray[
     if not count:
         return np.zeros(0, np.int64)
     reads = np.diff(graph.adj.read_pointers(0, graph.num_vertices + 1)).astype(np.int32)
+    return most_read(reads, owner, rank, count)
+
+
+def most_read(reads: npt.NDArray[np.int32], owner: Any, rank: int, count: int) -> npt.NDArray[np.int64]:
+    """Return them as `cached_rows`; reads (N,): how many vertices have each as an in-neighbour, which is overwritten."""
     reads[owner == rank] = -1
     count = min(count, int(np.count_nonzero(reads >= 0)))
     if not count:

@@ -13,6 +13,9 @@ import numpy as np
 COUNTS: Final = 4
 """What ranks tell each other of a macrobatch beside how many rows they ask for: rows that its batches read of this rank's
 own, of those that it keeps, and of other ranks', and how many are fetched."""
+PART_COUNTS: Final = COUNTS + 3
+"""Where edges are drawn by their owners, also: vertices around which this rank has drawn for itself, those for which it has
+asked others, and edges that came from these."""
 EXCHANGES: Final = 3
 """Messages of a relay, one after the other: counts, ids, rows."""
 COUNT_BYTES: Final = 8 * (1 + COUNTS)

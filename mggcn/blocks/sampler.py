@@ -46,7 +46,7 @@ class _Mode(IntEnum):
     UNIFORM, REPLACE, WEIGHT, LABOR, LABOR_ONE = range(5)
 
 
-class _Status(IntEnum):
+class Status(IntEnum):
     """`Status` of cpu/frontier.h."""
 
     DONE, SOURCES, EDGES, SEED, TWICE, POINTERS, COLUMN, WEIGHT, TYPE = range(9)
@@ -73,6 +73,7 @@ class DrawnHop:
     places int64 (E,): of the edge among the graph's, -1 for an own entry that the graph lacks; None unless the slot's plan
     asks for it. transposed: None unless the plan asks for it.
     degrees int32 (T,): in-edges of each target in the graph, without its own entries where every row has one.
+    counted, types (E,): what each edge counts, and its type, where ranks that hold the edges have said so; else None.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -81,6 +82,8 @@ class DrawnHop:
     places: npt.NDArray[np.int64] | None
     transposed: Transposed | None
     degrees: npt.NDArray[np.int32]
+    counted: npt.NDArray[Any] | None = None
+    types: npt.NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,23 +163,38 @@ class Sampler:
         seeds = np.ascontiguousarray(seeds, np.int64)
         keys = None if left_out is None else np.ascontiguousarray(left_out, np.int64)
         self._aim(slot, seeds.size, keys, seed, step)
-        native.kernel("mggcn_sample_batch")(
-            ctypes.addressof(frontier),
-            seeds.ctypes.data,
-            seeds.size,
-            ctypes.addressof(slot.hops),
-            len(slot.hops),
-            sum(map(plan.is_transposed, range(len(slot.hops)))),
-        )
-        if frontier.status in (_Status.SEED, _Status.TWICE):
+        run_hops(slot, seeds)
+        if frontier.status in (Status.SEED, Status.TWICE):
             self._refuse_seed(int(seeds[frontier.at]), frontier.status)
         sizes, hops = [seeds.size], list[DrawnHop]()
         for hop, args in enumerate(slot.hops):
-            if args.status != _Status.DONE:
+            if args.status != Status.DONE:
                 self._refuse(hop, args)
-            hops.append(_views(slot, hop, args))
+            hops.append(hop_views(slot, hop, args))
             sizes.append(args.sources)
         return Drawn(slot.arrays["ids"][: sizes[-1]], tuple(sizes), tuple(hops))
+
+    def draw_rows(
+        self,
+        slot: Slot,
+        hop: int,
+        rows: npt.NDArray[np.int64],
+        seed: int,
+        step: int,
+        left_out: npt.NDArray[np.int64] | None = None,
+    ) -> DrawnHop:
+        """Draw the in-edges of vertices in one hop, whose columns are ids: nothing is numbered. Others as for `draw`.
+
+        A slot has room for so many rows as its capacities have sources; nothing else of these counts but edges.
+        """
+        args = slot.hops[hop]
+        slot.arrays["ids"][: rows.size] = rows
+        self._aim(slot, rows.size, left_out, seed, step)
+        args.rows = rows.size
+        native.kernel("mggcn_sample_rows")(ctypes.addressof(args))
+        if args.status != Status.DONE:
+            self._refuse(hop, args)
+        return hop_views(slot, hop, args)
 
     def _aim(self, slot: Slot, num_seeds: int, left_out: npt.NDArray[np.int64] | None, seed: int, step: int) -> None:
         """Give the hops what they read, most of it once, and name their draws."""
@@ -201,34 +219,52 @@ class Sampler:
 
     def _refuse_seed(self, vertex: int, status: int) -> NoReturn:
         """Say which seed cannot be."""
-        if status == _Status.TWICE:
+        if status == Status.TWICE:
             raise ConfigError(f"vertex {vertex} is twice among the seeds of a batch; give each vertex once")
         raise ConfigError(f"seeds must be vertices 0 .. {self.num_vertices - 1}, got {vertex}")
 
     def _refuse(self, hop: int, args: SampleArgs) -> NoReturn:
         """Say why a hop ended early."""
+        refuse_size(hop, args)
         at = args.at
         match args.status:
-            case _Status.SOURCES:
-                raise BatchTooLargeError(hop, "sources", args.max_sources)
-            case _Status.EDGES:
-                raise BatchTooLargeError(hop, "edges", args.max_edges)
-            case _Status.WEIGHT:
+            case Status.WEIGHT:
                 raise GraphError(
                     f"weights that edges are drawn by must be finite and not negative, edge {at} of adj_t is not"
                 )
-            case _Status.TYPE:
+            case Status.TYPE:
                 raise GraphError(
                     f"edge {at} of adj_t has a type without a fan-out, of {args.num_types}; give one for each type of edge"
                 )
-            case _Status.POINTERS:
+            case Status.POINTERS:
                 what = f"row pointers of vertex {at} must ascend within the {args.num_edges} stored entries and do not"
             case _:
                 what = f"column ids must lie in [0, {self.num_vertices}), one is {ctypes.c_int32(at).value}"
         raise GraphError(f"{what}; the matrix is damaged: copy or prepare it again")
 
 
-def _views(slot: Slot, hop: int, args: SampleArgs) -> DrawnHop:
+def run_hops(slot: Slot, seeds: npt.NDArray[np.int64]) -> None:
+    """Draw the hops of a batch, from the matrices that they are aimed at; each says how that ended."""
+    plan = slot.plan
+    native.kernel("mggcn_sample_batch")(
+        ctypes.addressof(slot.frontier),
+        seeds.ctypes.data,
+        seeds.size,
+        ctypes.addressof(slot.hops),
+        len(slot.hops),
+        sum(map(plan.is_transposed, range(len(slot.hops)))),
+    )
+
+
+def refuse_size(hop: int, args: SampleArgs) -> None:
+    """Raise BatchTooLargeError if a hop ended because there was no more room."""
+    if args.status == Status.SOURCES:
+        raise BatchTooLargeError(hop, "sources", args.max_sources)
+    if args.status == Status.EDGES:
+        raise BatchTooLargeError(hop, "edges", args.max_edges)
+
+
+def hop_views(slot: Slot, hop: int, args: SampleArgs) -> DrawnHop:
     """Return a hop's arrays, cut to its size."""
 
     def cut(name: str, count: int) -> npt.NDArray[Any]:

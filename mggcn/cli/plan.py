@@ -22,6 +22,7 @@ from mggcn.graph.csr import Graph
 from mggcn.partition.base import Partition
 from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.batch_rows import ReadRows, read_lines, row_bytes_of
+from mggcn.planning.batches import answer_plan
 from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone, narrow_messages
 from mggcn.planning.decisions import could_read_sums
 from mggcn.planning.record import to_dict
@@ -172,7 +173,9 @@ def _rows_lines(plan: RunPlan, rows: ReadRows | None) -> list[str]:
     """Say which rows batches read of other ranks."""
     if rows is None:
         return []
-    return read_lines(rows, row_bytes_of(plan.config, plan.shape.num_features), sums=_could_read_sums(plan))
+    answers = answer_plan(plan.config, plan.shape) if plan.config.draws_at_owners else None
+    width = row_bytes_of(plan.config, plan.shape.num_features)
+    return read_lines(rows, width, sums=_could_read_sums(plan), answers=answers)
 
 
 def _rows_dict(plan: RunPlan, rows: ReadRows | None) -> dict[str, Any]:

@@ -250,17 +250,18 @@ class Config:
             )
             _require(
                 sample.rows == "mapped" or (self.run.device == "cpu" and sample.first == "drawn"),
-                "sample.rows owners is for CPUs, and for sample.first drawn: A X lies in a file that all ranks map; choose "
-                "mapped",
+                f"sample.rows {sample.rows} is for CPUs, and for sample.first drawn: A X lies in a file that all ranks "
+                "map; choose mapped",
             )
             _require(
                 sample.rows == "mapped" or self.run.batches == "independent" or self.run.ranks == 1,
-                f"sample.rows owners is for ranks with batches of their own, and run.batches is {self.run.batches}; choose "
-                "independent",
+                f"sample.rows {sample.rows} is for ranks with batches of their own, and run.batches is {self.run.batches}; "
+                "choose independent",
             )
             _require(
                 sample.rows == "mapped" or not self.evaluates_by_blocks,
-                "train.evaluate blocks reads any rank's rows from the store, and sample.rows owners does not; choose whole",
+                f"train.evaluate blocks reads any rank's rows from the store, and sample.rows {sample.rows} does not; "
+                "choose whole",
             )
             self._check_history()
         _require(
@@ -303,7 +304,7 @@ class Config:
             (train.repeat > 1, f"train.repeat keeps weights in one file, and {rows} on all ranks; run each train.seed"),
             (sample.first == "full", f"sample.first full computes A X once, and {rows} moves X; choose drawn"),
             (sample.plan == "run", f"sample.plan run may halve a step, and {rows} exchanges rows once; choose auto"),
-            (sample.rows == "owners", f"sample.rows owners fetches features, and {rows} has none; leave it out"),
+            (sample.rows != "mapped", f"sample.rows {sample.rows} fetches features, and {rows} has none; leave it out"),
             (train.evaluate == "blocks", f"train.evaluate blocks reads stored features, and not {rows}; choose whole"),
         )
         for wrong, message in refused:
@@ -324,7 +325,7 @@ class Config:
             ("run.batches", run.batches != "independent", "other batches compute every row", "independent"),
             ("data.inputs learned", self.data.learned > 0, "rows that are learned need gradients", "stored"),
             ("run.device", run.device != "cpu", "a GPU has no cache of rows yet", "cpu"),
-            ("sample.rows owners", sample.rows != "mapped", "features of others come from the cache", "mapped"),
+            (f"sample.rows {sample.rows}", sample.rows != "mapped", "features of others come from the cache", "mapped"),
             ("sample.first full", sample.first == "full", "A X needs no rows of other ranks", "drawn"),
             ("sample.weights block", sample.weights == "block", "a row that is sent is of another batch", "unbiased"),
             ("sample.compare_gradient", sample.compare_gradient > 0, "it would send a step's rows twice", "0"),
@@ -356,7 +357,12 @@ class Config:
     @property
     def fetches_rows(self) -> bool:
         """Whether ranks ask each other for the features of their batches' rows."""
-        return self.sample.batch > 0 and self.sample.rows == "owners" and self.run.ranks > 1
+        return self.sample.batch > 0 and self.sample.rows != "mapped" and self.run.ranks > 1
+
+    @property
+    def draws_at_owners(self) -> bool:
+        """Whether ranks have each other draw around the vertices whose edges they lack."""
+        return self.fetches_rows and self.sample.rows == "parts"
 
     @property
     def evaluates_by_blocks(self) -> bool:

@@ -51,15 +51,16 @@ class SampleConfig:
     first epochs have, and 5 % more: a step that has more is then cut into halves, whose gradients are added; auto: bound
     where it takes little memory (beside a GPU, where it sends at most 1 MiB), or a batch norm or weights block would see
     the halves, rows are learned, or halo is history, else run."""
-    rows: Literal["mapped", "owners"] = "mapped"
-    """Where ranks read the features of their batches. mapped: each maps all of the store's; owners: each reads those of
-    the vertices that it owns, and asks the owners for the others, as on machines that hold a part each. Same batches, same
-    bits; row pointers, edges and labels are read from the store in either case."""
+    rows: Literal["mapped", "owners", "parts"] = "mapped"
+    """What ranks read of the store for their batches. mapped: each maps all of it; owners: each reads the features of the
+    vertices that it owns, and asks the owners for others; parts: each reads the edges of its own vertices alone, too, and
+    has their owners draw around others, as on machines that hold a part each. Same batches, same bits; labels are read from
+    the store in any case."""
     macro: Annotated[int, Range(0)] = 1
-    """Under rows owners, the batches whose rows are fetched together, each row once (a macrobatch of BatchGNN): fewer rows
-    are sent, and more are held; 0: all batches of an epoch. No result changes."""
+    """Unless rows is mapped, the batches whose rows are fetched together, each row once (a macrobatch of BatchGNN): fewer
+    rows are sent, and more are held; 0: all batches of an epoch. No result changes."""
     cache_rows: Annotated[int, Range(0)] = 0
-    """Under rows owners, the rows of other ranks that each rank fetches once, before training, and keeps: those of the
+    """Unless rows is mapped, the rows of other ranks that each rank fetches once, before training, and keeps: those of the
     vertices that most others have as an in-neighbour. No result changes."""
     ahead: Annotated[int, Range(-1, 64)] = -1
     """Batches that threads draw and gather beside the step; 0: each is drawn when it is its turn; -1: 2, and beside a GPU
@@ -104,7 +105,7 @@ class SampleConfig:
         )
         for name, value, default in (("macro", self.macro, 1), ("cache_rows", self.cache_rows, 0)):
             _require(
-                value == default or self.rows == "owners",
+                value == default or self.rows != "mapped",
                 f"sample.{name} is {value}, and with sample.rows mapped no row is fetched; set sample.rows = owners, or "
                 f"leave sample.{name} out",
             )

@@ -15,6 +15,7 @@ from mggcn import native
 from mggcn.blocks.sampler import DrawnHop
 from mggcn.config import SampleConfig
 from mggcn.feed.relation_means import RelationMeans
+from mggcn.feed.shared import in_order
 from mggcn.graph.csr import CSR
 
 Vector = npt.NDArray[Any]
@@ -54,6 +55,12 @@ class EdgeValues:
 
     def write(self, ids: Vector, hop: DrawnHop, out: Vector, out_t: Vector | None = None) -> None:
         """Write the values (E,) of a hop's edges, and those of its transpose if asked for; ids (T,): its targets."""
+        if hop.counted is not None:
+            np.copyto(out, hop.counted)
+            if out_t is not None and hop.transposed is not None:
+                order = hop.transposed.order
+                in_order(out, order, out_t[: order.size])
+            return
         indptr, indices, weights = self._store_at
         loops, normalised, by_weight = self._flags
         draw = hop.values if self._drawn else None

@@ -6,7 +6,7 @@ K rows that are fetched, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -79,6 +79,25 @@ class OwnerRows:
         self._place[ids] = np.arange(first, first + ids.size, dtype=np.int32)
         found: Counts = asked.told.sum(0).numpy()
         return found
+
+    def by_owner(self, ids: Ids) -> list[Ids]:
+        """Return vertices by the rank that owns them, in their order."""
+        owners = self._owner[ids]
+        ends = np.bincount(owners, minlength=self._comm.size).cumsum()
+        return np.split(ids[np.argsort(owners, kind="stable")], ends[:-1])
+
+    def give(self, ids: Ids) -> npt.NDArray[np.uint8]:
+        """Return own rows, byte by byte."""
+        found: npt.NDArray[np.uint8] = self._own.gather(ids).reshape(-1).view(torch.uint8).numpy()
+        return found
+
+    def keep(self, slot: int, ids: Sequence[Ids], rows: Sequence[npt.NDArray[np.uint8]]) -> None:
+        """Keep the rows of vertices, as their owners gave them, in one of `at_once` places. Else as `relay`."""
+        at = self.plan.cached + slot * self.plan.rows
+        for some, given in zip(ids, rows, strict=True):
+            self._rows[at : at + some.size].view(-1).view(torch.uint8).copy_(torch.from_numpy(given))
+            self._place[some] = np.arange(at, at + some.size, dtype=np.int32)
+            at += some.size
 
     def gather(self, ids: Ids, out: Tensor) -> Tensor:
         """Write the rows of vertices to `out`, (len(ids), D); others' must have been fetched. Threads may share it.

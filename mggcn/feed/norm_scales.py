@@ -24,15 +24,17 @@ class NormScales:
 
     Bits are those of `partition.rows.tiles.scales`. Memory: where a degree is more than a difference of row pointers, in
     graphs with weights or inserted self-loops, what was found is cached: N numbers, of which the system holds the pages
-    that were written. Threads may share it.
+    that were written. every (N,): the scales of all vertices, where the graph lacks rows of some. Threads may share it.
     """
 
-    def __init__(self, adj_t: CSR, norm: str, *, self_loops: bool, real: npt.DTypeLike) -> None:
+    def __init__(
+        self, adj_t: CSR, norm: str, *, self_loops: bool, real: npt.DTypeLike, every: Vector | None = None
+    ) -> None:
         values = adj_t.values
         self.norm: str = norm
-        self._real, self._loops = np.dtype(real), self_loops
+        self._real, self._loops, self._every = np.dtype(real), self_loops, every
         self._arrays = adj_t.indptr.array(), adj_t.indices.array(), None if values is None else values.array()
-        cached = norm != "none" and (self_loops or values is not None)
+        cached = norm != "none" and every is None and (self_loops or values is not None)
         self._known = np.zeros(adj_t.num_rows if cached else 0, self._real)
         self._at = [None if of is None else of.ctypes.data for of in (*self._arrays, self._known if cached else None)]
 
@@ -45,6 +47,9 @@ class NormScales:
         if self.norm == "none":
             return None, None
         found = np.empty(ids.size, self._real) if out is None else out[: ids.size]
+        if self._every is not None:
+            np.take(self._every, ids, out=found, mode="clip")
+            return found, found if self.norm == "symmetric" else None
         indptr, indices, values, known = self._at
         arguments = native.RowScalesArgs(
             indptr=indptr,

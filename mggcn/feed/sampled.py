@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.blocks.block import RowSet, Stack
+from mggcn.blocks.drawn_rows import ReadyEdges
 from mggcn.blocks.relation_order import RelationEdges
 from mggcn.blocks.sampler import BatchTooLargeError, Drawn, Sampler
 from mggcn.blocks.shared import Share
@@ -27,6 +28,7 @@ from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.relays import Relays
 from mggcn.feed.seeds import RankSeeds, Step
 from mggcn.feed.shared import in_order, part_of, types_in_order
+from mggcn.feed.waves import Waves
 from mggcn.partition.rows.tiles import scales
 
 Vector = npt.NDArray[Any]
@@ -37,20 +39,21 @@ class SampledFeed:
 
     ahead: batches that are made beside the step, also the first ones of the next epoch: whatever runs between two epochs,
     these wait. epochs: how many there are, None if that is not known. keep: whether batches stay valid, for which the
-    threads copy them. relays: has the rows of other ranks here that batches read; None: all rows are read where they lie.
+    threads copy them. relays: has the rows of other ranks here that batches read, and edges, where owners draw
+    these, ready for `sampler`; None: all rows are read where they lie.
     Memory: ahead + 1 places, and the order of two epochs, as planning/batches.py counts them.
     """
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: Sampler | ReadyEdges,
         seeds: RankSeeds,
         plan: BatchMemoryPlan,
         ahead: int,
         *,
         epochs: int | None = None,
         keep: bool = False,
-        relays: Relays | None = None,
+        relays: Relays | Waves | None = None,
     ) -> None:
         self.stack: Stack = plan.stack
         self.num_steps: int = seeds.num_steps

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mggcn.blocks.block import Stack
-from mggcn.blocks.macrobatch import EXCHANGES, FetchPlan, Macrobatches, bytes_fetched, cache_bytes
+from mggcn.blocks.letters import WORD, AnswerPlan, lead, num_stages, num_words, request_words, row_request_words
+from mggcn.blocks.macrobatch import EXCHANGES, PART_COUNTS, FetchPlan, Macrobatches, bytes_fetched, cache_bytes
 from mggcn.blocks.slot import SlotPlan
 from mggcn.config import Config
 from mggcn.memory.arena import ITEM_BYTES
 from mggcn.memory.device import STORAGE
 from mggcn.memory.units import human
 from mggcn.planning.batches import DRAWN_BYTES, ORDER_BYTES, bound_stack, cache_line, slot_plan, steps_of
+from mggcn.planning.drawn_edges import edge_bytes
 from mggcn.planning.shape import GraphShape
 
 Counts = npt.NDArray[np.int64]
@@ -34,7 +36,8 @@ class ReadRows:
     num_vertices, steps: of the graph, and of an epoch, of which M are drawn. inner: rows for which the last hop draws, V of
     eq. 4; read: rows of the input, inner ones and new ones; remote: those of them that others own, but for cached ones;
     served: rows that others read of a rank's; entries: edges of all hops, last: of the last one.
-    fetched: by B, rows that a rank fetches for each macrobatch, (M / B rounded up, P).
+    fetched: by B, rows that a rank fetches for each macrobatch, (M / B rounded up, P); fetched_from: of each owner, an axis
+    more, P. asked, told (M, P, L, P): vertices around which a rank has each owner draw in a hop, and the edges of these.
     """
 
     num_vertices: int
@@ -46,6 +49,9 @@ class ReadRows:
     entries: Counts
     last: Counts
     fetched: Mapping[int, Counts]
+    fetched_from: Mapping[int, Counts] = field(default_factory=dict)
+    asked: Counts = field(default_factory=lambda: np.zeros((0, 0, 0, 0), np.int64))
+    told: Counts = field(default_factory=lambda: np.zeros((0, 0, 0, 0), np.int64))
 
     @property
     def ranks(self) -> int:
@@ -73,6 +79,20 @@ class ReadRows:
     def cached(self) -> tuple[int, int, int]:
         """What a cache of sums depends on, as `cache_bytes` takes it, added up over batches."""
         return int(self.inner.sum()), int((self.read - self.inner).sum()), int(self.last.sum())
+
+    def letter_bytes(self, batches: int, row_bytes: int, answers: AnswerPlan) -> int:
+        """Return the bytes that all ranks send if owners draw edges, for macrobatches of so many batches: letters, and what
+        announces them.
+        """
+        firsts, ranks, hops = np.arange(0, self.drawn, batches), self.ranks, self.asked.shape[2]
+        others = ~np.eye(ranks, dtype=np.bool_)
+        steps = np.diff(np.append(firsts, self.drawn))[:, None, None, None]
+        requests = request_words(steps, np.add.reduceat(self.asked, firsts))
+        edges = (requests.sum(0) + answers.words(self.asked, self.told).sum(0)).sum(1)
+        rows = self.fetched_from[batches]
+        fetched = (row_request_words(PART_COUNTS, rows) + num_words(rows * row_bytes)).sum(0)
+        announced = firsts.size * num_stages(hops) * ranks * (ranks - 1)
+        return WORD * int(announced + ((edges + fetched) * others).sum())
 
     def to_dict(self, row_bytes: int, *, sums: bool = True) -> dict[str, Any]:
         """Return what `read_lines` says as plain values, for JSON. Counts are those of all ranks and drawn steps."""
@@ -108,9 +128,10 @@ def row_bytes_of(config: Config, num_features: int) -> int:
     return ITEM_BYTES[STORAGE[config.run.precision]] * num_features
 
 
-def read_lines(rows: ReadRows, row_bytes: int, *, sums: bool = True) -> list[str]:
+def read_lines(rows: ReadRows, row_bytes: int, *, sums: bool = True, answers: AnswerPlan | None = None) -> list[str]:
     """Describe the rows that batches read of other ranks, by BatchGNN's equations, and whether fewer relays or a cache of
-    sums would pay. sums: whether all hops were drawn, so that a cache has something to save.
+    sums would pay. sums: whether all hops were drawn, so that a cache has something to save. answers:
+    what owners tell of the edges that they draw, if they do.
     """
     few, whole = rows.num_fetched(1), max(rows.fetched)
     of = f"{rows.drawn:,} of an epoch's {rows.steps:,} steps" if rows.drawn < rows.steps else f"{rows.steps:,} steps"
@@ -135,7 +156,24 @@ def read_lines(rows: ReadRows, row_bytes: int, *, sums: bool = True) -> list[str
         else "do not pay: no row is read twice"
     )
     lines.append(f"  macrobatches {pays}; the bound is (P - 1) N, {rows.bound:,} rows of one relay")
+    if answers is not None:
+        lines += _letter_lines(rows, row_bytes, answers)
     return [*lines, *([f"  {cache_line(*rows.cached, row_bytes)}"] if sums else [])]
+
+
+def _letter_lines(rows: ReadRows, row_bytes: int, answers: AnswerPlan) -> list[str]:
+    """Say what owners are asked to draw, and what they answer."""
+    others = ~np.eye(rows.ranks, dtype=np.bool_)
+    far, edges = (int((counts.sum((0, 2)) * others).sum()) for counts in (rows.asked, rows.told))
+    lines = [
+        f"  edges drawn by owners: {far:,} of {rows.asked.sum():,} vertices are other ranks', which send {edges:,} of "
+        f"{rows.told.sum():,} edges"
+    ]
+    for batches in sorted(rows.fetched):
+        sent = rows.letter_bytes(batches, row_bytes, answers)
+        many = "step by step" if batches == 1 else f"macrobatches of {batches:,}"
+        lines.append(f"    {many}: {human(sent)} sent by all for edges and rows, {human(sent // rows.drawn)} a step")
+    return lines
 
 
 def fetch_plan(config: Config, shape: GraphShape, owned: int) -> FetchPlan:
@@ -152,7 +190,8 @@ def fetch_plan(config: Config, shape: GraphShape, owned: int) -> FetchPlan:
         owned=owned,
         row_bytes=row_bytes_of(config, shape.num_features),
         rows=min(others - cached, macros.batches * stack.capacities[0].sources),
-        at_once=macros.at_once(ahead + EXCHANGES * (ahead > 0)),
+        # Rows of waves are kept when all of a macrobatch have come, others where they arrive.
+        at_once=macros.at_once(ahead + (1 if config.draws_at_owners else EXCHANGES) * (ahead > 0)),
         cached=cached,
     )
 
@@ -165,8 +204,12 @@ def relay_slots(config: Config, shape: GraphShape, stack: Stack) -> SlotPlan:
 def fetched_bytes(config: Config, shape: GraphShape, stack: Stack, owned: int) -> int:
     """Return the bytes of a rank for rows that are fetched: held, on their way, and drawn once more to be found."""
     training = ORDER_BYTES + DRAWN_BYTES * (config.sample.deal == "by-class")
-    drawn = relay_slots(config, shape, stack).nbytes + training * (shape.num_training or shape.num_vertices)
-    return fetch_plan(config, shape, owned).nbytes + drawn
+    order = training * (shape.num_training or shape.num_vertices)
+    if config.draws_at_owners:
+        found = edge_bytes(config, shape, stack, owned)
+    else:
+        found = relay_slots(config, shape, stack).nbytes
+    return fetch_plan(config, shape, owned).nbytes + order + found
 
 
 def fetch_lines(config: Config, shape: GraphShape, owned: int, nbytes: int) -> list[str]:
@@ -176,10 +219,22 @@ def fetch_lines(config: Config, shape: GraphShape, owned: int, nbytes: int) -> l
     plan, macros = fetch_plan(config, shape, owned), Macrobatches(steps_of(config, shape), config.sample.macro)
     many = f"{macros.batches:,} steps together" if macros.batches > 1 else "each step"
     cached = f"; {plan.cached:,} rows are kept throughout" if plan.cached else ""
+    what, waves = "features", ""
+    if config.draws_at_owners:
+        hops = len(config.sample.fanout)
+        early = lead(num_stages(hops), config.sample.ahead)
+        what, waves = (
+            "edges and features",
+            (
+                f", and edges of steps up to {early} messages ahead, one message a step"
+                if early
+                else f", and edges of a step, {2 * num_stages(hops)} messages"
+            ),
+        )
     return [
-        "  a rank reads the features of its own vertices alone; those of others come from their owners, for "
+        f"  a rank reads the {what} of its own vertices alone; those of others come from their owners, for "
         f"{many}: at most {plan.rows:,} rows of {human(plan.row_bytes)} in each of {macros.per_epoch:,} relays an "
         f"epoch{cached}",
-        f"  they take {human(nbytes)} of a rank, with rows of {plan.at_once} relay{'s' * (plan.at_once > 1)} at a time; "
-        "what they send, and how long, is not among what is predicted below; --explain counts the bytes",
+        f"  they take {human(nbytes)} of a rank, with rows of {plan.at_once} relay{'s' * (plan.at_once > 1)} at a "
+        f"time{waves}; what they send, and how long, is not among what is predicted below; --explain counts the bytes",
     ]

@@ -9,7 +9,9 @@ from typing import Any
 from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.blocks.capacities import hops_of, shared_hops
+from mggcn.blocks.drawn_rows import read_slots
 from mggcn.blocks.draws import By, Draws, bounds
+from mggcn.blocks.letters import AnswerPlan
 from mggcn.blocks.macrobatch import cache_bytes
 from mggcn.blocks.padded import DRAWN, PaddedLayout
 from mggcn.blocks.relation_order import RelationPlan
@@ -51,10 +53,10 @@ def check_batches(config: Config) -> None:
         raise ConfigError(
             f"sample.deal is {sample.deal}, and without sample.batch nothing is dealt out; set sample.batch, such as 1024"
         )
-    if sample.rows == "owners":
+    if sample.rows != "mapped":
         raise ConfigError(
-            "sample.rows is owners, and without sample.batch a rank reads the rows that it owns anyway; set sample.batch, "
-            "such as 1024"
+            f"sample.rows is {sample.rows}, and without sample.batch a rank reads the rows that it owns anyway; set "
+            "sample.batch, such as 1024"
         )
     if sample.halo == "history":
         raise ConfigError(
@@ -273,6 +275,24 @@ def slot_plan(config: Config, shape: GraphShape, stack: Stack, back: int) -> Slo
     )
 
 
+def feed_slots(config: Config, shape: GraphShape, stack: Stack, back: int) -> SlotPlan:
+    """Return what the memory of a batch depends on that is on its way: drawn, or read of edges that owners have drawn."""
+    plan = slot_plan(config, shape, stack, back)
+    return read_slots(plan, places=answer_plan(config, shape).value_bytes > 0) if config.draws_at_owners else plan
+
+
+def answer_plan(config: Config, shape: GraphShape) -> AnswerPlan:
+    """Return what owners tell of the edges that they draw: what they count, unless that follows from degrees."""
+    typed, stored = config.model.typed, reads_weights(config, shape.weighted, shape.repeats)
+    needed = stored or typed or (is_corrected(config) and config.sample.weights != "block")
+    told = needed and (stored or typed or config.sample.draw != "uniform")
+    return AnswerPlan(
+        degrees=needed and not told,
+        value_bytes=ITEM_BYTES[REAL[config.run.precision]] * told,
+        type_bytes=typed * (1 if shape.num_relations <= 256 else 2),
+    )
+
+
 def is_corrected(config: Config) -> bool:
     """Return whether sums over neighbours read values that stand for the edges that were not drawn."""
     model = config.model
@@ -363,7 +383,7 @@ def feed_bytes(
     share = share_plan(config, shape, stack, back) if stack.together else None
     typed = _typed_bytes(config, shape, counts, share) if config.model.typed else 0
     gathered = BufferSpec("", stack.capacities[0].sources, shape.num_features, STORAGE[config.run.precision])
-    one = slot_plan(config, shape, stack, back).nbytes + real * valued * sum(counts) + typed
+    one = feed_slots(config, shape, stack, back).nbytes + real * valued * sum(counts) + typed
     one += inputs * (gathered.nbytes + 4 * gathered.rows) if sparse is None else sparse.nbytes
     # Degrees of blocks are counted anew in every step, in double precision.
     one += DEGREE_BYTES * drawn[0].sources if config.sample.weights == "block" else real * gathered.rows

@@ -62,7 +62,8 @@ def opening_lines(
             many = {0: "of an epoch's steps", 1: "of each step"}.get(
                 config.sample.macro, f"of {config.sample.macro:,} steps"
             )
-            lines.append(f"features of other ranks' vertices come from these, those {many} together")
+            what = "edges and features" if config.draws_at_owners else "features"
+            lines.append(f"{what} of other ranks' vertices come from these, those {many} together")
         if config.sample.deal == "ranges" and len(plan.ranks) > 1:
             lines.append(
                 f"batches depend on the {len(plan.ranks)} ranks: each shuffles a range of the training vertices"

@@ -24,6 +24,7 @@ MORE = {
         "rows_remote": "of other ranks",
         "rows_fetched": "fetched from them",
     },
+    "vertices around which all batches of an epoch draw": {"drawn_own": "own", "drawn_remote": "of other ranks"},
 }
 """Charts of what only some runs have in their history: titles, and names of the curves."""
 

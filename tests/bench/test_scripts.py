@@ -148,10 +148,18 @@ def test_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_rows_of_other_ranks(run: Callable[..., Record]) -> None:
-    arguments = ("--parts", "relays", "--lagging", "community", "--lag", "0.02")
+def test_rows_of_other_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a setting is left out, or a run sends other bytes, or messages, than its dry run counts."""
+    monkeypatch.setattr(ranks, "ORDERS", ("random", "none"))
+    arguments = ("--parts", "edges,relays", "--drawn", "community", "--lagging", "community", "--lag", "0.02")
     record = run("cpu.ranks", *arguments, shared="cache data")
     assert list(record["relays"]) == list(ranks.RELAYS)
+    assert [(row["order"], row["ahead"]) for row in record["edges"]] == [
+        (o, a) for o in ("random", "none") for a in (2, 0)
+    ]
+    for row in record["edges"]:
+        assert row["bytes"][0] == row["bytes"][1] > 0
+        assert row["messages"][0] == row["messages"][1] > 0
 
 
 @pytest.mark.slow

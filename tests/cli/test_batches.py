@@ -236,6 +236,10 @@ def test_a_first_layer_in_full_is_planned_and_trains(tmp_path: Path, capsys: pyt
             ["--ranks", "2", "--transport", "gloo", "--set", "sample.rows=owners", "--set", "sample.macro=0"],
             marks=pytest.mark.full,
         ),
+        pytest.param(
+            ["--ranks", "2", "--transport", "gloo", "--set", "sample.rows=parts"],
+            marks=pytest.mark.full,
+        ),
     ],
     ids=str,
 )

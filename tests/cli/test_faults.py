@@ -139,6 +139,7 @@ def test_an_allocation_that_fails_is_one_line(community: Path, tmp_path: Path, s
     [
         pytest.param("a rank", 0.0, [], marks=pytest.mark.full),
         pytest.param("a rank", 0.0, BATCHES, marks=pytest.mark.slow),
+        pytest.param("a rank", 0.0, [*BATCHES, "--set", "sample.rows=parts"], marks=pytest.mark.full),
         pytest.param("the launcher", 0.013, [], marks=pytest.mark.slow),
         *(
             pytest.param(who, 0.007 * k, BATCHES if k % 3 == 0 else [], marks=pytest.mark.slow)

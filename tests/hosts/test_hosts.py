@@ -31,6 +31,7 @@ KINDS = {
     "batches": BATCHES,
     "shared-batches": [*BATCHES, "--set", "run.batches=cooperative"],
     "rows-of-owners": [*BATCHES, "--set", "sample.rows=owners"],
+    "parts-of-owners": [*BATCHES, "--set", "sample.rows=parts", "--set", "run.order=none"],
     "history": [*BATCHES, "--set", "sample.halo=history"],
     "learned": [*BATCHES, "--set", "data.inputs=learned:8"],
     "first-full": [*BATCHES, "--set", "sample.first=full"],

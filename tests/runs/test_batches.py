@@ -52,7 +52,10 @@ def interrupt() -> None:
 
 def without_counts(folder: Path) -> list[dict[str, Any]]:
     """The history without the rows that an epoch read, which a run that goes on within one counts from there."""
-    return [{key: value for key, value in row.items() if not key.startswith("rows_")} for row in history(folder)]
+    return [
+        {key: value for key, value in row.items() if not key.startswith(("rows_", "drawn_", "edges_"))}
+        for row in history(folder)
+    ]
 
 
 MORE: dict[str, list[str]] = {
@@ -72,6 +75,7 @@ MORE: dict[str, list[str]] = {
         "--set",
         "sample.macro=2",
     ],
+    "edges from owners": ["--ranks", "2", "--transport", "threads", "--set", "sample.rows=parts"],
 }
 
 
