@@ -23,7 +23,7 @@ from mggcn.partition.base import Partition
 from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.batch_rows import ReadRows, read_lines, row_bytes_of
 from mggcn.planning.batches import answer_plan
-from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone, narrow_messages
+from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone, narrow_messages, whole_graph
 from mggcn.planning.decisions import could_read_sums
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
         wide = machine if arguments.machine is not None else this_machine(in_float32(config))
         notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
-        notes += narrow_messages(plan, machine) + _rows_lines(plan, rows)
+        notes += narrow_messages(plan, machine) + whole_graph(plan, machine) + _rows_lines(plan, rows)
         room = room_of(config, None if arguments.machine is None else machine)
         verdict, _, rest = shown(render(plan, limit, notes, arguments.explain, room)).partition("\n")
         fits = plan.largest.total_bytes <= limit

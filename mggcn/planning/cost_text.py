@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mggcn.config import ModelConfig
+from mggcn.config import ModelConfig, SampleConfig
 from mggcn.cost.analysis import AggregationWork, aggregation_work, analyse_15d, work_lines
 from mggcn.cost.epoch import Cost
 from mggcn.cost.machine import Machine
 from mggcn.cost.work import KINDS
 from mggcn.errors import ConfigError, PlanError
+from mggcn.memory.units import human
 from mggcn.planning.op_cost import EpochCost, epoch_cost, training_cost
 from mggcn.planning.run import RunPlan, plan_run
 from mggcn.planning.text import table
@@ -126,6 +127,31 @@ def narrow_messages(plan: RunPlan, machine: Machine) -> list[str]:
     return [
         f"{seconds_text(waiting)} of an epoch's {seconds_text(cost.seconds)} are spent waiting for messages: --precision "
         f"mixed, which rounds what is sent and gathered to bfloat16, is predicted to take {seconds_text(narrow)}"
+    ]
+
+
+def whole_graph(plan: RunPlan, machine: Machine) -> list[str]:
+    """Return a line on the same run without batches; no line where it has none, or its settings need them.
+
+    All rows are computed, also those that training over the whole graph could leave out. Cost: a plan, without the graph.
+    """
+    config = plan.chosen
+    if not config.sample.batch:
+        return []
+    try:
+        whole = dataclasses.replace(
+            config,
+            sample=SampleConfig(),
+            train=dataclasses.replace(config.train, evaluate="auto"),
+            run=dataclasses.replace(config.run, batches="independent"),
+        )
+        other = plan_run(whole, plan.shape, plan.stats, plan.strategy, plan.nccl, figures=plan.figures)
+        cost = epoch_cost(other, machine)
+    except (ConfigError, PlanError):  # such as rows of a graph that only batches learn by
+        return []
+    return [
+        "over the whole graph (--batch all) an epoch would be one step with the exact gradient: "
+        f"at most {seconds_text(cost.step_s)}, and a peak of {human(other.largest.total_bytes)} per rank"
     ]
 
 

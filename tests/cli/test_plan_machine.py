@@ -10,6 +10,8 @@ import pytest
 
 from mggcn.comm.nccl_settings import SETTINGS
 from mggcn.cost.batches import CROWD
+from mggcn.memory.units import human
+from mggcn.planning.cost_text import seconds_text
 from tests.cli.runs import refused, run_main
 
 PRODUCTS = [
@@ -118,6 +120,34 @@ def test_a_model_without_a_graph_has_no_aggregation_work(capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "predicted on" in out
     assert "aggregation work" not in out
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--set", "run.batches=cooperative"],
+        ["--set", "sample.halo=history"],
+        ["--set", "train.evaluate=blocks"],
+        ["--set", "sample.first=full"],
+    ],
+    ids=["plain", "cooperative", "history", "blocks", "full"],
+)
+def test_batches_are_priced_beside_the_whole_graph(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if the plan of a run on batches does not say what one over the whole graph takes, or says other numbers than
+    the plan of that run.
+    """
+    arguments = [*PRODUCTS, *XEON, "--ranks", 2, "--training", 196_615]
+    assert run_main("plan", *arguments) == 0
+    assert "over the whole graph" not in capsys.readouterr().out
+    assert run_main("plan", *arguments, "--json") == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert run_main("plan", *arguments, "--batch", 1024, "--fanout", "15,10,5", *more) == 0
+    seconds, peak = whole["predicted"]["training"]["seconds"], max(rank["total_bytes"] for rank in whole["per_rank"])
+    assert (
+        "over the whole graph (--batch all) an epoch would be one step with the exact gradient: at most "
+        f"{seconds_text(seconds)}, and a peak of {human(peak)} per rank\n"
+    ) in capsys.readouterr().out
 
 
 def test_batches_on_eight_gpus_are_planned_and_priced(capsys: pytest.CaptureFixture[str]) -> None:
