@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from bench.cpu import accuracy
 from bench.graphs import available, find_data, store_of
-from bench.papers.drawn import FANOUT, PRODUCTS, SAGE, drawn_rows, num_training
+from bench.papers.drawn import FANOUT, PAPERS, PRODUCTS, SAGE, drawn_rows, num_training, papers_store
 from bench.papers.items import Item, Ours, Paper
 from bench.report import MIB, bars, lines, table
 from mggcn.aggregate.history_block import _Ring
@@ -189,7 +189,7 @@ def seeds_of_ranks(graph: Graph, ranks: int) -> int:
 
 def section_4_4(_paper: Paper, _item: Item, args: Any) -> Ours:
     """Hit rates on 64 ranks, imbalance on 4 and 64."""
-    store = store_of(PRODUCTS, args)
+    store = papers_store(args)
     graph, found = open_store(store), {ranks: replayed(store, ranks) for ranks in (4, RANKS)}
     rates = found[RANKS].rates
     values = {f"L{layer}": rate for layer, rate in enumerate(rates)}
@@ -207,7 +207,7 @@ def section_4_4(_paper: Paper, _item: Item, args: Any) -> Ours:
         for ranks, of in found.items()
         for layer in range(len(of.rates))
     ]
-    text = f"{PRODUCTS}, {graph.num_vertices:,} vertices, an epoch of {EPOCH_STEPS} steps.\n\n"
+    text = f"{PAPERS}, {graph.num_vertices:,} vertices, an epoch of {EPOCH_STEPS} steps.\n\n"
     text += table(["ranks", "layer", "looked up", "found", "%", "rows pushed"], rows)
     return Ours(values=values, text=text, reason=f"Counted:\n\n{text}")
 
@@ -304,7 +304,7 @@ def figure_2(_paper: Paper, _item: Item, args: Any) -> Ours:
 
 def figure_5(_paper: Paper, _item: Item, args: Any) -> Ours:
     """Bytes pulled by relays and pushed by the cache, an epoch of 64 ranks."""
-    store = store_of(PRODUCTS, args)
+    store = papers_store(args)
     graph, found = open_store(store), replayed(store, RANKS)
     batch = seeds_of_ranks(graph, RANKS)
     pulled = drawn_rows(graph, "metis-balanced", {"batch": batch}, RANKS, (1,), EPOCH_STEPS)
@@ -315,7 +315,7 @@ def figure_5(_paper: Paper, _item: Item, args: Any) -> Ours:
         "pushed, the input's": float(FLOAT * widths[0] * int(found.pushed[0])),
     }
     rows = [[name, f"{nbytes / MIB:,.1f}"] for name, nbytes in sent.items()]
-    text = f"{PRODUCTS}, {graph.num_vertices:,} vertices, {EPOCH_STEPS} steps of {RANKS} ranks.\n\n"
+    text = f"{PAPERS}, {graph.num_vertices:,} vertices, {EPOCH_STEPS} steps of {RANKS} ranks.\n\n"
     text += table(["rows", "MiB of all ranks"], rows)
     values = {"pulled over pushed, bytes": sent["pulled, batch by batch"] / max(sent["pushed, all layers"], 1.0)}
     plot = bars(

@@ -48,9 +48,14 @@ def named_or_like(name: str, like: str, args: Any) -> tuple[str, Graph]:
 
 def papers_like(args: Any) -> tuple[str, Graph]:
     """Return a graph whose training vertices are those of few communities."""
+    return PAPERS, open_store(papers_store(args))
+
+
+def papers_store(args: Any) -> Path:
+    """Return the store of that graph."""
     if PAPERS in graphs.GENERATED:
-        return PAPERS, open_store(store_of(PAPERS, args))
-    return PAPERS, open_store(in_few_communities(store_of(PRODUCTS, args)))
+        return store_of(PAPERS, args)
+    return in_few_communities(store_of(PRODUCTS, args))
 
 
 def in_few_communities(store: Path) -> Path:

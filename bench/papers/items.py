@@ -33,11 +33,12 @@ class Bar:
 
     within: the largest difference over the published number; factor: the largest ratio, either way; points: the largest
     difference; least, most: bounds of our number itself; digits: equal to the published number as it is printed, with so
-    many digits behind the point.
+    many digits behind the point. scale: the least one at which it counts, 0: any.
     """
 
     cells: tuple[str, ...] = ()
     of: int = 0
+    scale: float = 0.0
     within: float | None = None
     factor: float | None = None
     points: float | None = None
@@ -191,7 +192,7 @@ def judge(item: Item, ours: Ours, scale: float) -> Outcome:
     bar_of = {cell: bar for bar in item.bars for cell in _cells(bar, item, ours)}
     for cell in dict.fromkeys((*item.published, *ours.values)):
         rows.append(_row(cell, item.published.get(cell), ours.values.get(cell), bar_of.get(cell)))
-    for bar in item.bars:
+    for bar in (bar for bar in item.bars if scale >= bar.scale):
         there = [cell for cell in _cells(bar, item, ours) if cell in ours.values]
         met = sum(bar.is_met(ours.values[cell], item.published.get(cell)) for cell in there)
         judged += len(there)

@@ -125,6 +125,9 @@ def test_verdicts() -> None:
     small = judge(large, Ours(values={"a": 9.0}), 0.1)
     assert (small.failed, small.verdict) == (False, "not judged at scale 0.1: the bar is for 1")
     assert judge(large, Ours(values={"a": 9.0}), 1.0).failed
+    both = item_with({"a": 1.0}, Bar(within=0.1, scale=1.0), Bar(cells=("b",), least=1.0))
+    assert judge(both, Ours(values={"a": 9.0, "b": 1.0}), 0.1).verdict == "met"
+    assert judge(both, Ours(values={"a": 9.0, "b": 1.0}), 1.0).failed
     assert judge(item_with({"a": 1.0}), Ours(values={"a": 9.0}), 1.0).verdict == "reported, there is no bar"
     own = item_with({}, Bar(cells=("x",), least=1.0))
     assert judge(own, Ours(values={"x": 0.0}), 1.0).failed
