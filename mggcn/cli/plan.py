@@ -6,6 +6,7 @@ From a store, or from a bare shape: --vertices N --edges E --features D --classe
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,8 @@ def _from_store(
     graph = open_store(store_path(arguments.store, arguments.root))
     config, choice = resolve_auto(config, graph, machine, limit)
     plan, partition = plan_graph(config, graph, machine, limit=limit)
-    return config, plan, choice, _read_rows(config, graph, plan, partition) if arguments.explain else None
+    rows = _read_rows(config, graph, plan, partition) if arguments.explain else None
+    return config, dataclasses.replace(plan, read=rows), choice, rows
 
 
 def _read_rows(config: Config, graph: Graph, plan: RunPlan, partition: Partition) -> ReadRows | None:

@@ -82,11 +82,55 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RelayCost:
+    """What fetching rows of other ranks takes, for `batches` steps together.
+
+    exchanges: seconds for which the link carries each of a relay's messages; latency_s: of each, beside that. served_s: in
+    which a rank gathers what others ask it for, between two of them. a_step: relays of a step, on average. early: whether
+    each message is under way during a step, else ranks wait for all. busy: share of a rank's device that a message takes;
+    sums_s: seconds of a step's own sums on the link. counted: whether drawn batches say how many rows.
+    """
+
+    exchanges: tuple[float, ...]
+    latency_s: float
+    served_s: float
+    batches: int
+    a_step: float
+    early: bool
+    busy: float
+    sums_s: float = 0.0
+    counted: bool = False
+
+    @property
+    def messages_s(self) -> float:
+        """Seconds of the messages of a step, one after the other, on average."""
+        return self.a_step * self._relay_s
+
+    @property
+    def _relay_s(self) -> float:
+        return sum(self.exchanges) + len(self.exchanges) * self.latency_s
+
+    def waiting_s(self, step_s: float) -> float:
+        """Return how much longer a step takes on average, given the seconds from a step to the next without relays.
+
+        A relay begins as many steps early as it has messages, and the next one `batches` steps later: so messages that are
+        `batches` apart are under way in one step, one behind the other, and may take as long as it computes.
+        """
+        if not self.early:
+            return self.a_step * (self._relay_s + self.served_s)
+        free_s, waiting_s = max(step_s - self.sums_s, 0.0), self.busy * self._relay_s + self.served_s
+        for first in range(min(self.batches, len(self.exchanges))):
+            together_s = sum(self.exchanges[first :: self.batches]) + self.latency_s
+            waiting_s += max((1 - self.busy) * together_s - free_s, 0.0)
+        return self.a_step * waiting_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BatchCost:
     """Seconds of a batch. sample_s: of one of the threads that make batches; upload_s: to the device, 0 on the host;
     ahead: batches that threads make beside the step; cores: of the device's own, if they compute the steps as well, else 0;
     beside: whether the next batch is uploaded during a step. lock_s: for which it holds Python's lock.
-    alone_s: of a thread with one core, if sample_s is of several.
+    alone_s: of a thread with one core, if sample_s is of several. relay: how rows of other ranks come, if they are fetched.
     """
 
     sample_s: float
@@ -96,9 +140,18 @@ class BatchCost:
     beside: bool = True
     lock_s: float = 0.0
     alone_s: float = 0.0
+    relay: RelayCost | None = None
 
     def step_s(self, computing_s: float) -> float:
         """Return the seconds from a step to the next, given those of a step alone."""
+        return self._paced_s(computing_s) + self.waiting_s(computing_s)
+
+    def waiting_s(self, computing_s: float) -> float:
+        """Return the seconds of it for which a step waits for rows of other ranks."""
+        return 0.0 if self.relay is None else self.relay.waiting_s(self._paced_s(computing_s))
+
+    def _paced_s(self, computing_s: float) -> float:
+        """Return the seconds from a step to the next if all rows are here."""
         if self.cores:
             # Threads that draw take cores from those that compute.
             return computing_s + self.sample_s / (max(self.cores, 1.0) if self.ahead else 1.0)

@@ -127,6 +127,10 @@ class Link:
             moved = max(received) if kind == "broadcast" else max(*sent, *received)
         return moved / self.rates[kind]
 
+    def message_s(self, kind: MessageKind, sent: list[int], received: list[int]) -> float:
+        """Return the seconds of a message on a link that is free: its latency, and its bytes over the rate."""
+        return self.latency_s[kind] + self.transfer_s(kind, sent, received)
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:

@@ -219,10 +219,11 @@ def fetch_lines(config: Config, shape: GraphShape, owned: int, nbytes: int) -> l
     plan, macros = fetch_plan(config, shape, owned), Macrobatches(steps_of(config, shape), config.sample.macro)
     many = f"{macros.batches:,} steps together" if macros.batches > 1 else "each step"
     cached = f"; {plan.cached:,} rows are kept throughout" if plan.cached else ""
-    what, waves = "features", ""
+    what, waves, priced = "features", "", ""
     if config.draws_at_owners:
         hops = len(config.sample.fanout)
         early = lead(num_stages(hops), config.sample.ahead)
+        priced = "how long they take is not among what is predicted below; "
         what, waves = (
             "edges and features",
             (
@@ -236,5 +237,5 @@ def fetch_lines(config: Config, shape: GraphShape, owned: int, nbytes: int) -> l
         f"{many}: at most {plan.rows:,} rows of {human(plan.row_bytes)} in each of {macros.per_epoch:,} relays an "
         f"epoch{cached}",
         f"  they take {human(nbytes)} of a rank, with rows of {plan.at_once} relay{'s' * (plan.at_once > 1)} at a "
-        f"time{waves}; what they send, and how long, is not among what is predicted below; --explain counts the bytes",
+        f"time{waves}; {priced}--explain counts the bytes that they send, on drawn batches",
     ]

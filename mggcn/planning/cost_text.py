@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from mggcn.config import ModelConfig, SampleConfig
 from mggcn.cost.analysis import AggregationWork, aggregation_work, analyse_15d, work_lines
+from mggcn.cost.batches import BatchCost
 from mggcn.cost.epoch import Cost
 from mggcn.cost.machine import Machine
 from mggcn.cost.work import KINDS
@@ -68,7 +69,21 @@ def _batch_lines(cost: EpochCost, steps: int) -> list[str]:
     return [
         f"a batch is drawn and gathered in {seconds_text(batch.sample_s)} by {threads} (estimated){sent}: a step every "
         f"{seconds_text(cost.step_s)}, {batch.limit(train_s)}; an epoch {seconds_text(steps * cost.step_s)}, without its "
-        "evaluation"
+        "evaluation",
+        *_relay_lines(batch, train_s),
+    ]
+
+
+def _relay_lines(batch: BatchCost, train_s: float) -> list[str]:
+    """Say what rows of other ranks take in a step; nothing where they are not fetched."""
+    relay = batch.relay
+    if relay is None:
+        return []
+    rows = "counted on drawn batches" if relay.counted else "if any rank owned a vertex with the same chance"
+    beside = "beside computing, a step each" if relay.early else "which a step waits for"
+    return [
+        f"rows of other ranks, {rows}: messages of {seconds_text(relay.messages_s)} a step, {beside}; with rows that are "
+        f"gathered for others a step waits {seconds_text(batch.waiting_s(train_s))} of its seconds"
     ]
 
 
@@ -165,7 +180,8 @@ def unpruned(plan: RunPlan) -> RunPlan | None:
 def _otherwise(plan: RunPlan, **run: Any) -> RunPlan:
     """The plan of the same graph and partition with other settings of [run]."""
     config = dataclasses.replace(plan.chosen, run=dataclasses.replace(plan.config.run, **run))
-    return plan_run(config, plan.shape, plan.stats, plan.strategy, plan.nccl, figures=plan.figures)
+    planned = plan_run(config, plan.shape, plan.stats, plan.strategy, plan.nccl, figures=plan.figures)
+    return dataclasses.replace(planned, read=plan.read)
 
 
 def text_15d(machine: Machine, ranks: int) -> str:
@@ -209,6 +225,9 @@ def cost_dict(plan: RunPlan, machine: Machine, replication: float | None = None)
     if (batch := costs.batch) is not None:
         parts = {"sample_seconds": batch.sample_s, "upload_seconds": batch.upload_s, "lock_seconds": batch.lock_s}
         parts["step_seconds"] = costs.step_s
+        if batch.relay is not None:
+            parts["relay_seconds"] = batch.relay.messages_s
+            parts["relay_waiting_seconds"] = batch.waiting_s(costs.train.seconds)
         found["batch"] = parts | {"epoch_seconds": plan.steps * costs.step_s}
     if costs.pairs_s or costs.scores_s:
         found["links"] = {"pair_seconds": costs.pairs_s, "score_seconds": costs.scores_s}

@@ -30,6 +30,7 @@ from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.planning.batches import gather_threads, mean_stack, padded_layout, pads_batches
+from mggcn.planning.exchanges import learned_exchanges, relay_cost, transport_of
 from mggcn.planning.links import pair_rows
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -108,6 +109,7 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     drawn = mean_stack(stack)
     # Ranks that share a batch each draw all of it.
     edges = sum(size.edges for size in stack.together or drawn.capacities)
+    relay = relay_cost(plan, machine)
     padded, values, rows = pads_batches(config), plan.ranks[0].values, drawn.capacities[0].sources
     # Filled up, all but features is sent as long as it is planned.
     layout = padded_layout(config, shape, stack if padded else drawn, values)
@@ -117,7 +119,9 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     read = sum(count for name, count in drawn.rows.items() if name in values.sparse_sets)
     nonzeros = round((shape.feature_nnz or 0) * read / max(shape.num_vertices, 1))
     cut, row_bytes = edges if stack.together else 0, 0 if values.sparse_sets else row_bytes
-    sample = Sample(rows, edges, row_bytes, _pairs(plan), cut, nonzeros=nonzeros)
+    # What a relay fetches is known from batches that are drawn once more.
+    entries = edges * (1 + (relay is not None))
+    sample = Sample(rows, entries, row_bytes, _pairs(plan), cut, nonzeros=nonzeros)
     return BatchCost(
         sample_s=sample.seconds_on(gather_threads(config)),
         alone_s=sample.seconds,
@@ -126,6 +130,7 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
         beside=padded,
         lock_s=LOCK_S if device.upload else 0.0,
         cores=0.0 if device.upload else device.cores / machine.sharing(len(plan.ranks)),
+        relay=relay,
     )
 
 
@@ -165,11 +170,9 @@ def epoch_work(plan: RunPlan) -> float:
 
 def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], phase: int = 0) -> Cost:
     """Predict one program of every rank."""
-    run = plan.config.run
-    transport = run.process_transport if run.transport == "auto" else run.transport
     device = machine.device
     lists = [_items(plan, rank, program, phase, device) for rank, program in zip(plan.ranks, programs, strict=True)]
-    return predict(machine, transport, lists)
+    return predict(machine, transport_of(plan), lists)
 
 
 def program_items(
@@ -208,10 +211,9 @@ def items_by_op(
     training = program is rank.train
     learned = rank.learned if training else None
     if learned is not None and learned.messages:
-        each = learned.bytes_sent // learned.messages
         messages = list[Item]()
-        for number in range(learned.messages):
-            messages += [Send("all_to_all", each, each), Await(sent + number)]
+        for number, send in enumerate(learned_exchanges(plan, rank)):
+            messages += [send, Await(sent + number)]
         yield "rows of vertices", messages
     if rank.ranks > 1:
         sums = (rank.gradient_bytes, 8 * SIGNALS) if training else rank.score_bytes

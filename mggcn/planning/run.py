@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
@@ -29,7 +29,7 @@ from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.tiles import check_tile_nnz
-from mggcn.planning.batch_rows import fetched_bytes
+from mggcn.planning.batch_rows import ReadRows, fetched_bytes
 from mggcn.planning.batches import (
     device_bytes,
     feed_bytes,
@@ -205,6 +205,8 @@ class RunPlan:
     """Measured CPU rates that select kernels, on every rank and on resume."""
     stack: Stack | None = None
     """The blocks of a step; None: the whole graph."""
+    read: ReadRows | None = field(default=None, compare=False)
+    """What drawn batches read of other ranks, by which messages are priced; None: it was not counted."""
 
     @property
     def steps(self) -> int:

@@ -174,3 +174,22 @@ def test_batches_on_eight_gpus_are_planned_and_priced(capsys: pytest.CaptureFixt
     assert batch["step_seconds"] == pytest.approx(expected)
     assert batch["epoch_seconds"] == pytest.approx(25 * expected)
     assert all(rank["pinned_bytes"] > 2**30 for rank in plan["per_rank"])
+
+
+def test_rows_of_other_ranks_have_a_price(community: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a plan does not say what relays take, or whether it counted them."""
+    arguments = ["plan", community, "--ranks", 2, "--machine", "m5.24xlarge", "--batch", 10, "--fanout", "5,5,5"]
+    assert run_main(*arguments) == 0
+    assert "rows of other ranks, " not in capsys.readouterr().out
+    arguments += ["--set", "sample.rows=owners"]
+    assert run_main(*arguments) == 0
+    out = capsys.readouterr().out
+    assert "predicted on 16 x m5.24xlarge" in out
+    (line,) = [line for line in out.splitlines() if "rows of other ranks, if any rank owned a vertex" in line]
+    assert re.search(r"messages of [\d.]+ ms a step, beside computing, .* a step waits [\d.]+ ms", line)
+    assert run_main(*arguments, "--explain") == 0
+    assert "rows of other ranks, counted on drawn batches: messages of" in capsys.readouterr().out
+    assert run_main(*arguments, "--explain", "--json") == 0
+    batch = json.loads(capsys.readouterr().out)["predicted"]["batch"]
+    assert batch["relay_seconds"] > 3 * 100e-6  # three messages' delays
+    assert 0 < batch["relay_waiting_seconds"] < batch["step_seconds"]

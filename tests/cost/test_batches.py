@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mggcn.config import SampleConfig
-from mggcn.cost.batches import CROWD, MAX_AHEAD, BatchCost, Sample, scored_s
+from mggcn.cost.batches import CROWD, MAX_AHEAD, BatchCost, RelayCost, Sample, scored_s
 from mggcn.errors import ConfigError
 
 
@@ -83,3 +85,51 @@ def test_a_batch_of_links_takes_longer_by_its_pairs() -> None:
     assert 0.06 < Sample(0, 0, 0, 1_000_000).seconds < 0.16
     assert 0.5 < scored_s(4_000_000, 16, ()) < 2
     assert scored_s(4_000_000, 16, (32,)) > scored_s(4_000_000, 16, ())
+
+
+@pytest.mark.parametrize(
+    ("batches", "computing", "expected"),
+    [
+        (1, 10.0, 0.5),  # all three are under way in a step, which computes for longer
+        (1, 5.0, 0.5 + 6.0 - 5.0),
+        (2, 5.0, 0.25),  # the first and the third together, and the second
+        (2, 3.0, (0.5 + 4.0 - 3.0) / 2),
+        (4, 2.0, (0.5 + 3.0 - 2.0) / 4),
+    ],
+)
+def test_relays_hide_behind_steps(batches: int, computing: float, expected: float) -> None:
+    """Fails if messages of relays that are under way in one step do not share it, or macrobatches their steps."""
+    relay = RelayCost(
+        exchanges=(1.0, 2.0, 3.0),
+        latency_s=0.0,
+        served_s=0.5,
+        batches=batches,
+        a_step=1 / batches,
+        early=True,
+        busy=0.0,
+    )
+    assert relay.waiting_s(computing) == pytest.approx(expected)
+    assert BatchCost(sample_s=0.0, upload_s=0.0, ahead=1, cores=4.0, relay=relay).step_s(computing) == pytest.approx(
+        computing + expected
+    )
+
+
+def test_relays_that_take_the_device_hide_nothing() -> None:
+    """Fails if messages that the ranks' own cores copy cost nothing, or count twice, or those that nobody began early."""
+    given: dict[str, Any] = {"exchanges": (1.0, 2.0, 3.0), "latency_s": 0.0, "served_s": 0.5, "batches": 1}
+    given |= {"a_step": 1.0}
+    assert RelayCost(early=True, busy=1.0, **given).waiting_s(0.0) == 6.5
+    assert RelayCost(early=True, busy=1.0, **given).waiting_s(100.0) == 6.5
+    assert RelayCost(early=False, busy=0.0, **given).waiting_s(100.0) == 6.5
+    assert RelayCost(early=True, busy=0.0, sums_s=4.0, **given).waiting_s(6.0) == 0.5 + 6.0 - 2.0
+
+
+@pytest.mark.parametrize(("early", "measured"), [(True, 0.2), (False, 0.667)])
+def test_relays_with_late_messages_take_what_was_measured(early: bool, measured: float) -> None:
+    """Fails if delays of messages of one step add up, or those of a relay that a step waits for do not: messages that take
+    200 ms each, steps of 118 (docs/notes/0041-rows-from-owners.md).
+    """
+    relay = RelayCost(
+        exchanges=(0.0, 0.0, 1e-4), latency_s=0.2, served_s=1e-4, batches=1, a_step=1.0, early=early, busy=0.0
+    )
+    assert 0.118 + relay.waiting_s(0.118) == pytest.approx(measured, rel=0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 import sys
@@ -197,9 +196,10 @@ def test_shipped_machines(name: str) -> None:
 
 def test_the_machines_of_the_papers_are_shipped() -> None:
     """Fails if a machine that a plan may be made for is missing."""
-    assert {"dgx-1", "dgx-a100", "dgx-h100", "xeon-cluster"} <= set(shipped_machines())
+    assert {"dgx-1", "dgx-a100", "dgx-h100", "xeon-cluster", "m5.24xlarge"} <= set(shipped_machines())
     assert [find_machine(f"dgx-{kind}").device.count for kind in ("1", "a100", "h100")] == [8, 8, 8]
-    assert math.isclose(find_machine("xeon-cluster").device.count, 128)
+    assert [find_machine(name).device.count for name in ("xeon-cluster", "m5.24xlarge")] == [128, 16]
+    assert find_machine("m5.24xlarge").memory_per_rank(16) == 384 * 2**30
     with pytest.raises(ConfigError, match=r"a file or one of assumed-cpu, .*dgx-1, .*got 'dgx-2'; mggcn tune"):
         find_machine("dgx-2")
 
