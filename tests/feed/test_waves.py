@@ -263,7 +263,7 @@ def test_what_is_sent_is_what_a_dry_run_counts(name: str, macro: int, cache: int
     def epoch(rank: Rank) -> Any:
         setup = rank.comm.bytes_sent
         rank.trainer.step(0)
-        return rank.comm.bytes_sent - setup, rank.trainer.rows_read(0)
+        return rank.comm.bytes_sent - setup, rank.trainer.batch_counts(0)
 
     alone = on_whole(mapped(config), graph, epoch)
     found = (on_parts if order == "none" else on_whole)(config, graph, epoch)
