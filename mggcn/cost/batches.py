@@ -23,8 +23,8 @@ CROWD: Final = 0.03
 GATHER_RATE: Final = 8e9
 """Bytes per second of the rows that a thread gathers from memory, read and written, once they are found."""
 NONZERO_S: Final = 1.1e-8
-"""Seconds of a thread for a nonzero of sparse features that it copies and transposes: 362,000 of coauthor_cs took 4.0 ms on a
-Xeon of two cores that others used, three quarters of them to transpose (docs/notes/0003-input.md)."""
+"""Seconds of a thread for a nonzero of sparse features that it copies and transposes: 362,000 of coauthor_cs took 4.0 ms on
+a Xeon of two cores that others used, three quarters of them to transpose (docs/notes/0003-input.md)."""
 LOCK_S: Final = 1e-3
 """Seconds for which a batch on its way to a GPU holds Python's lock, on all threads together: beside an H200 a small batch
 took 1.2 ms with 2 threads that draw or 12, of which Python took 0.6 for what is drawn and 0.3 to send it."""

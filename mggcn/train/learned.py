@@ -306,8 +306,11 @@ def all_rows(parts: Mapping[str, Mapping[str, Tensor]], *, best: bool, file: Pat
         whole = first.new_zeros(shape)
     else:
         mapped = np.lib.format.open_memmap(file, "w+", first.numpy().dtype, shape)
-        with file.open("r+b") as made:  # a full disk is an error here, and a signal where a page is written
-            os.posix_fallocate(made.fileno(), 0, os.fstat(made.fileno()).st_size)
+        handle = os.open(file, os.O_RDWR)
+        try:  # a full disk is an error here, and a signal where a page is written
+            os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
+        finally:
+            os.close(handle)
         whole = torch.from_numpy(mapped)
     for ids, part in found:
         whole[torch.from_numpy(ids)] = part[name]

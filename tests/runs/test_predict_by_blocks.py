@@ -58,7 +58,7 @@ def between(config: Config, graphs: tuple[Graph, Graph]) -> int:
     small, large = graphs
     config, graph = scoring.for_scoring(config, large, graph_shape(small, config))
     plan = plan_graph(config.evaluating("whole"), graph, limit=2**40)[0]
-    whole, blocks = plan.largest.total_bytes, scoring.scoring_plan(graph, plan, 2**40).total_bytes
+    whole, blocks = max(rank.scoring_bytes for rank in plan.ranks), scoring.scoring_plan(graph, plan, 2**40).total_bytes
     assert blocks < whole - (4 << 20)
     return (whole + blocks) // 2
 
