@@ -13,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.contest import Case
-from bench.cpu import accuracy, libra, ways
+from bench.cpu import libra, ways
 from bench.graphs import available, find_data, store_of
 from bench.papers.drawn import FANOUT, PRODUCTS, drawn_sizes, named_or_like
 from bench.papers.items import Item, Ours, Paper
+from bench.papers.trained import points
 from bench.peers import epochs
 from bench.peers.libraries import find_peers
 from bench.report import GIB, bars, lines, spread, table
@@ -317,29 +318,13 @@ def _is_ordered(values: dict[str, float], graph: str) -> bool:
 
 def table_5(_paper: Paper, _item: Item, args: Any) -> Ours:
     """Test accuracy by delay on four ranks."""
-    data, experiment = find_data(args.data), accuracy.EXPERIMENTS["delayed"]
-    names = [name for name in ("reddit", "ogbn-arxiv", *experiment.graphs) if available(name, data)]
-    if not names:
+    found, text = points("delayed", ("P = 1", "cd-0", "cd-5 discard", "0c"), 200, args)
+    if not found:
         return Ours(values={}, absent=["a folder of real graphs"])
-    whole = args.scale >= 1
-    told = SimpleNamespace(
-        **{
-            **vars(args),
-            "seeds": 5 if whole else 1,
-            "epochs": args.epochs or (0 if whole else max(2, round(200 * args.scale))),
-        },
-        runs="P = 1,cd-0,cd-5 discard,0c",
-    )
-    results = [accuracy.measure("delayed", name, told) for name in (names if whole else names[-1:])]
-    points = dict[str, list[float]]()
-    for found in results:
-        means = {label: statistics.fmean(run["best"] for run in runs) for label, runs in found["runs"].items()}
-        for label, mean in means.items():
-            points.setdefault(label, []).append(100 * (mean - means["P = 1"]))
     cells = {"cd-0": "points, cd-0", "cd-5 discard": "points, cd-5", "0c": "points, 0c"}
-    values = {cell: statistics.fmean(points[label]) for label, cell in cells.items()}
-    reason = f"Points from one rank: {', '.join(f'{k} {min(v):+.2f} .. {max(v):+.2f}' for k, v in points.items())}."
-    return Ours(values=values, text=accuracy.describe("delayed", results), reason=reason)
+    values = {cell: statistics.fmean(found[label]) for label, cell in cells.items()}
+    reason = f"Points from one rank: {', '.join(f'{k} {min(v):+.2f} .. {max(v):+.2f}' for k, v in found.items())}."
+    return Ours(values=values, text=text, reason=reason)
 
 
 def table_6(paper: Paper, _item: Item, _args: Any) -> Ours:

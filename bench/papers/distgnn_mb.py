@@ -10,16 +10,16 @@ import functools
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from bench.cpu import accuracy
-from bench.graphs import available, find_data, store_of
+from bench.graphs import store_of
 from bench.papers.drawn import FANOUT, PAPERS, PRODUCTS, SAGE, drawn_rows, num_training, papers_store
 from bench.papers.items import Item, Ours, Paper
+from bench.papers.trained import points
 from bench.report import MIB, bars, lines, table
 from mggcn.aggregate.history_block import _Ring
 from mggcn.aggregate.history_cache import Cache
@@ -326,28 +326,11 @@ def figure_5(_paper: Paper, _item: Item, args: Any) -> Ours:
 
 def table_3(_paper: Paper, _item: Item, args: Any) -> Ours:
     """Scores of four ranks whose rows of others are exact, cached, and all but dropped."""
-    data, experiment = find_data(args.data), accuracy.EXPERIMENTS["history"]
-    names = [name for name in ("reddit", "ogbn-arxiv", *experiment.graphs) if available(name, data)]
-    if not names:
+    found, text = points("history", ("exact", "history", "dropped"), 30, args)
+    if not found:
         return Ours(values={}, absent=["a folder of real graphs"])
-    whole = args.scale >= 1
-    told = SimpleNamespace(
-        **{
-            **vars(args),
-            "seeds": 5 if whole else 1,
-            "epochs": args.epochs or (0 if whole else max(2, round(30 * args.scale))),
-        },
-        runs="exact,history,dropped",
-    )
-    results = [accuracy.measure("history", name, told) for name in (names if whole else names[-1:])]
-    points: dict[str, list[float]] = {"history": [], "dropped": []}
-    for found in results:
-        means = {label: float(np.mean([run["best"] for run in runs])) for label, runs in found["runs"].items()}
-        for label, of in points.items():
-            of.append(100 * (means[label] - means["exact"]))
-    values = {"points, cache": float(np.mean(points["history"])), "points, dropped": float(np.mean(points["dropped"]))}
-    text = accuracy.describe("history", results)
-    return Ours(values=values, text=text, reason=f"By graph: {points}.")
+    values = {"points, cache": float(np.mean(found["history"])), "points, dropped": float(np.mean(found["dropped"]))}
+    return Ours(values=values, text=text, reason=f"By graph: {found}.")
 
 
 RUNS = {

@@ -559,7 +559,7 @@ def test_all_is_a_word() -> None:
     assert config.sample.fanout == (5, -1, 3)
     assert with_settings(config, ["sample.batch=all", "sample.fanout="]).sample == SampleConfig()
     for whole in ("all", "all,all,all", (-1, -1), ("all",)):  # drawing all neighbours in one step is the whole graph
-        assert SampleConfig(batch="all", fanout=whole) == SampleConfig()  # type: ignore[arg-type]
+        assert SampleConfig(batch="all", fanout=whole) == SampleConfig()  # type: ignore[arg-type]  # words, as users give them
     assert SampleConfig(batch=10, fanout=("all", 3)).fanout == (-1, 3)  # type: ignore[arg-type]
     assert SampleConfig(batch="all").batch == 0  # type: ignore[arg-type]
 

@@ -186,7 +186,7 @@ def weighted_graph(zeros: bool = False) -> Graph:
     graph = make_graph(adj, num_features=7, num_classes=4, weighted=True, seed=4)
     if not zeros:
         return graph
-    values = graph.adj_t.values.array() * (rng.random(graph.adj_t.nnz) < 0.8)  # type: ignore[union-attr]
+    values = graph.adj_t.values.array() * (rng.random(graph.adj_t.nnz) < 0.8)  # type: ignore[union-attr]  # weighted
     adj_t = dataclasses.replace(graph.adj_t, values=ArrayRows(values.astype(np.float32)))
     return dataclasses.replace(graph, adj_t=adj_t)
 
@@ -378,7 +378,7 @@ def test_what_edges_with_weights_count(draw: str, weights: str, isa: str, monkey
     graph, whole, random = weighted_graph(zeros=True), 0, 0
     rows = np.repeat(np.arange(graph.num_vertices), np.diff(graph.adj_t.indptr.array()))
     dense = np.full((graph.num_vertices, graph.num_vertices), np.nan)
-    dense[rows, graph.adj_t.indices.array()] = graph.adj_t.values.array()  # type: ignore[union-attr]
+    dense[rows, graph.adj_t.indices.array()] = graph.adj_t.values.array()  # type: ignore[union-attr]  # weighted
 
     def body(rank: Rank) -> Any:
         batch = next(rank.feed.epoch(1, 0))
