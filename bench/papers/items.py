@@ -187,7 +187,9 @@ def _item(table: dict[str, Any]) -> Item:
 
 
 def judge(item: Item, ours: Ours, scale: float) -> Outcome:
-    """Return how an item fared: of every bar, enough of the cells that there are must meet it."""
+    """Return how an item fared: of every bar, enough of the cells that there are must meet it, and none that it names may
+    be lacking unless something is absent.
+    """
     rows, failing, judged = [], [], 0
     bar_of = {cell: bar for bar in item.bars for cell in _cells(bar, item, ours)}
     for cell in dict.fromkeys((*item.published, *ours.values)):
@@ -196,6 +198,8 @@ def judge(item: Item, ours: Ours, scale: float) -> Outcome:
         there = [cell for cell in _cells(bar, item, ours) if cell in ours.values]
         met = sum(bar.is_met(ours.values[cell], item.published.get(cell)) for cell in there)
         judged += len(there)
+        if lacking := [cell for cell in bar.cells if cell not in ours.values and not ours.absent]:
+            failing.append(f"no number for {', '.join(lacking)}")
         if there and met < (bar.of or len(there)):
             failing.append(f"{met} of {len(there)} are {bar.text}" + f", {bar.of} should be" * (bar.of > 0))
     verdict = _verdict(item, ours, failing, judged, scale)

@@ -33,7 +33,7 @@ from mggcn.planning.batch_rows import ReadRows, relay_slots
 from mggcn.planning.batch_sharing import BatchSizes, mean_stack_of, with_batches
 from mggcn.planning.batches import bound_stack, feed_bytes, one_vertex, own_entries, pads_batches, share_plan, slot_plan
 from mggcn.planning.shape import GraphShape
-from mggcn.planning.sparse_rows import expected_nonzeros, rows_stay_dense
+from mggcn.planning.sparse_rows import expected_nonzeros, most_sparse_rows, rows_stay_dense
 
 DRAWN = 24
 """Batches that are drawn to plan by: some seconds at most."""
@@ -69,7 +69,9 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     if plan == "bound" and not config.shares_batches:
         return bound
     inputs = 1 + (config.sample.first == "full")
-    is_small = config.plans_bounds or feed_bytes(config, shape, bound, len(bound.blocks), inputs) <= LITTLE_BYTES
+    sparse = most_sparse_rows(config, shape, bound)
+    taken = feed_bytes(config, shape, bound, len(bound.blocks), inputs, sparse)
+    is_small = config.plans_bounds or taken <= LITTLE_BYTES
     if pads_batches(config) and not config.reads_whole_batches:
         sent = 4 * shape.num_features * inputs * bound.capacities[0].sources + 16 * sum(
             c.edges for c in bound.capacities

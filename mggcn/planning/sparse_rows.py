@@ -29,6 +29,20 @@ def sparse_rows(config: Config, shape: GraphShape, stack: Stack, values: Values)
     )
 
 
+def most_sparse_rows(config: Config, shape: GraphShape, stack: Stack) -> SparseRowsPlan | None:
+    """Return the most that sparse features of a batch take, of every row set; None where rows of X are or are set dense."""
+    if dense_rows(config, stack) or config.run.features == "dense":
+        return None
+    sizes = zip(stack.rows.items(), stack.nonzeros, strict=True)
+    return SparseRowsPlan(
+        sizes=tuple((name, rows, most) for (name, rows), most in sizes),
+        cols=shape.num_features,
+        real=scale_dtype(config.run.precision),
+        dropped=config.model.input_dropout > 0,
+        scaled=False,
+    )
+
+
 def rows_stay_dense(config: Config) -> str:
     """Say why batches have dense rows of X, also of a sparse one; "" if they may be sparse."""
     if not DEVICES[config.run.device].is_host:

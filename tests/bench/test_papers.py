@@ -275,3 +275,11 @@ def test_rows_of_others_by_order(run: Callable[..., tuple[int, dict[str, Record]
     for row in drawn:
         counts = [*row["fetched"].values()]
         assert 0 < counts[-1] <= counts[0]
+
+
+def test_a_number_that_has_a_bar_may_not_be_lacking() -> None:
+    """Fails if an item is met although a cell of its bars has no number and nothing is absent."""
+    item = item_with({}, Bar(cells=("a", "b"), least=1.0))
+    assert judge(item, Ours(values={"a": 2.0, "b": 1.0}), 1.0).verdict == "met"
+    assert judge(item, Ours(values={"a": 2.0}), 1.0).verdict == "MISSED: no number for b"
+    assert not judge(item, Ours(values={"a": 2.0}, absent=["a file"]), 1.0).failed

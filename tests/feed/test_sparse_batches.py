@@ -204,6 +204,24 @@ def test_batches_take_no_more_than_was_planned(plan: str) -> None:
     assert taken[:, 0].min() > 0
 
 
+@pytest.mark.parametrize(("features", "drawn"), [("auto", False), ("dense", True)])
+def test_whether_bounds_are_small_is_asked_of_sparse_rows(
+    features: str, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if batches are drawn to plan by because dense rows would take much, where rows are sparse."""
+    n, width = 200, 4000
+    adj = pattern("directed", n, 5) + np.roll(np.eye(n, dtype=np.float32), 1, 0)
+    graph = make_graph((adj > 0).astype(np.float32), num_features=width, num_classes=4, sparse=True, seed=4)
+    x = np.zeros((n, width), np.float32)
+    x[np.arange(n), np.arange(n)] = 1
+    graph = dataclasses.replace(graph, features=csr(x, True))
+    config = with_features(sampled(1, KINDS["sage"], plan="auto"), features)
+    monkeypatch.setattr(stacks, "LITTLE_BYTES", n * width)  # a quarter of all dense rows
+    plan, _ = plan_graph(resolve(config, graph), graph)
+    assert plan.stack is not None
+    assert bool(plan.stack.mean) == drawn
+
+
 def test_the_longest_rows() -> None:
     """Fails if rows of equal length, more rows than there are, or rows without an entry are counted otherwise."""
     graph = sparse_graph()
