@@ -103,14 +103,14 @@ inline void weighted_row(Sample& s, Drawn& out, const Row& r) {
   for (int t = 0; t < s.num_types; ++t) s.types[t].degree = s.types[t].taken = s.types[t].next = 0;
   RowWords words(s.key, r.id, 0);
   const auto offer = [&](TypeDraw& t, uint32_t e) {
-    if (t.fanout <= 0) return;
+    if (!t.fanout) return;
     const float weight = s.weights[r.start + e];
     if (!(weight >= 0.0f && weight < __builtin_inff())) {
       s.status = kWeightValue;
       s.at = r.start + e;
       return;
     }
-    if (weight == 0.0f) return;
+    if (weight == 0.0f || t.fanout < 0) return;
     ++t.degree;
     Candidate* heap = s.picks + t.first;
     const Candidate mine{exponential(words[e]) / (double)weight, e};

@@ -331,7 +331,9 @@ def test_a_damaged_graph_is_refused() -> None:
     damaged = [(replace(adj_t, indices=changed(indices, 7, value)), MODES["all"], "column") for value in (-1, 90, -90)]
     damaged += [(replace(adj_t, indptr=changed(indptr, 7, v)), MODES["all"], "row pointers") for v in (-5, 10**12)]
     damaged += [
-        (replace(adj_t, values=changed(weights, 7, v)), MODES["weight"], "edge 7") for v in (-1, np.nan, np.inf)
+        (replace(adj_t, values=changed(weights, 7, v)), draws, "edge 7")
+        for v in (-1, np.nan, np.inf)
+        for draws in (MODES["weight"], Draws(fanouts=(ALL,), by="weight"))
     ]
     damaged += [(adj_t, Draws(fanouts=((3, 3), (3, 3))), "without a fan-out")]
     for graph_, draws, message in damaged:
