@@ -149,6 +149,8 @@ class OwnerDraws:
         own = self.rank
         told = [part.columns.size for part in parts]
         counts[COUNTS:] += np.array([by_rank[own], by_rank.sum() - by_rank[own], sum(told) - told[own]])
+        if sum(told) > room:
+            raise PlanError(f"a step draws more than the {room:,} edges of a hop on a rank that were planned; {REMEDY}")
         indptr, take = merged(places, np.concatenate([part.lengths for part in parts]))
         indices = np.concatenate([part.columns for part in parts])[take]
         degrees = _joined([part.degrees for part in parts])
@@ -156,8 +158,6 @@ class OwnerDraws:
         if degrees is not None:
             degrees[places] = degrees.copy()
         counted, kinds = (None if part is None else part[take] for part in (values, types))
-        if indices.size > room:
-            raise PlanError(f"a step draws more than the {room:,} edges of a hop on a rank that were planned; {REMEDY}")
         step.ids = self.numbering.extend(np.ascontiguousarray(step.ids), indices)
         step.hops.append(HopEdges(indptr=indptr, indices=indices, degrees=degrees, values=counted, types=kinds))
 

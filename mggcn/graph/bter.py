@@ -33,7 +33,7 @@ from mggcn.graph.synthetic import (
     splits_of,
     training_order,
 )
-from mggcn.graph.triangles import DegreeProfile, degree_profile, triangle_nbytes
+from mggcn.graph.triangles import DegreeProfile, degree_profile, is_undirected, triangle_nbytes
 from mggcn.host import machine_memory
 
 EXCHANGES, EXCHANGED, PASSES = 64, 1 << 18, 16
@@ -91,7 +91,7 @@ def bter(
         raise GraphError(f"expected a factor of at least 1 (--factor), got {factor}")
     check_extents(like.num_vertices, 0, num_features, num_classes)
     check_shares(homophily=homophily, train=train, val=val, train_plus_val=train + val)
-    _require(triangle_nbytes(like.num_vertices, like.num_edges) + WINDOWS_BYTES, f"counting triangles of {like.name}")
+    _require(profile_nbytes(like, room), f"counting triangles of {like.name}")
     profile = degree_profile(like, room.part("like"))
     degrees = _degrees(profile, factor)
     plan = plan_bter(degrees, num_features, room)
@@ -123,15 +123,31 @@ def bter(
     )
 
 
+def profile_nbytes(like: Graph, room: Room = IN_MEMORY) -> int:
+    """Return the memory in which the degrees and clustering of a graph are found: edges both ways are sorted first, unless
+    it has them.
+    """
+    if is_undirected(like):
+        return triangle_nbytes(like.num_vertices, like.num_edges) + WINDOWS_BYTES
+    sorting, in_memory = _sorting(like.num_edges, room)
+    matrix = 8 * (like.num_vertices + like.num_edges) * in_memory
+    return max(sorting, triangle_nbytes(like.num_vertices, 2 * like.num_edges) + WINDOWS_BYTES) + matrix
+
+
+def _sorting(num_edges: int, room: Room) -> tuple[int, bool]:
+    """Return the memory in which edges are sorted in both directions, and whether all of them are in memory."""
+    in_memory = room.folder is None or 2 * num_edges * 24 <= room.memory // 2
+    # A window has its edges in both directions.
+    return WINDOWS_BYTES + (2 * num_edges * 12 + WINDOWS_BYTES if in_memory else room.memory), in_memory
+
+
 def plan_bter(degrees: Ints, num_features: int, room: Room = IN_MEMORY) -> BterPlan:
     """Return the extents and the memory of a graph with these degrees, which are ascending."""
     vertices, edges = degrees.size, int(degrees.sum()) // 2
     # A piece of pairs, of which each takes seven numbers of 8 bytes, is as large as the largest block's last row at least.
     piece = 56 * max(PIECE, int(degrees[-1]) if vertices else 0)
     each = VERTEX_BYTES * vertices
-    in_memory = room.folder is None or 2 * edges * 24 <= room.memory // 2
-    # A window has its edges in both directions.
-    sorting = WINDOWS_BYTES + (2 * edges * 12 + WINDOWS_BYTES if in_memory else room.memory)
+    sorting, in_memory = _sorting(edges, room)
     nbytes = {
         "pairing ends": PAIR_BYTES * edges + each + piece,
         "sorting edges": 8 * edges + 40 * vertices + sorting,

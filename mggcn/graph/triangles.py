@@ -47,13 +47,18 @@ def degree_profile(graph: Graph, room: Room = IN_MEMORY) -> DegreeProfile:
     return DegreeProfile(degrees, counts, np.divide(closed, pairs, out=np.zeros(degrees.size), where=pairs > 0))
 
 
+def is_undirected(graph: Graph) -> bool:
+    """Return whether `undirected` takes a graph's edges as they are. Cost: a read of the edges at most."""
+    return graph.symmetric and not graph.num_relations and not rows_with_loops(graph.adj)
+
+
 def undirected(graph: Graph, room: Room = IN_MEMORY) -> CSR:
     """Return the pattern of a graph as of an undirected one: an entry where there is an edge in either direction.
 
     Self-loops, weights, relations and parallel edges are left out. Cost: a read of the edges if the graph is symmetric and
     has no self-loops and relations, else that of `build_adjacency` in the room.
     """
-    if graph.symmetric and not graph.num_relations and not rows_with_loops(graph.adj):
+    if is_undirected(graph):
         return CSR(graph.adj.indptr, graph.adj.indices, None, graph.num_vertices)
     edges = of_matrix(graph.adj)
     options = GraphOptions(symmetrize=True, self_loops="drop", duplicates="merge")

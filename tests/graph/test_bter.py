@@ -4,15 +4,17 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mggcn
 from mggcn.errors import GraphError
 from mggcn.graph import bter as generating
-from mggcn.graph.bter import BterPlan, bter, plan_bter
+from mggcn.graph.bter import BterPlan, bter, plan_bter, profile_nbytes
 from mggcn.graph.build.room import Room
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import Array, Graph
@@ -21,7 +23,7 @@ from mggcn.graph.layout import graph_sha256
 from mggcn.graph.profile import profile
 from mggcn.graph.store import open_store
 from mggcn.graph.store_write import write_store
-from mggcn.graph.triangles import DegreeProfile, degree_profile
+from mggcn.graph.triangles import DegreeProfile, degree_profile, is_undirected
 from mggcn.host import MachineMemory
 
 ARXIV: dict[str, Any] = {"num_vertices": 169_343, "num_edges": 1_170_000, "num_features": 0, "num_classes": 40}
@@ -176,6 +178,18 @@ def test_the_peak_is_within_the_plan() -> None:
     peak, planned, edges = map(int, done.stdout.split())
     assert edges > 3_000_000
     assert 0.5 * planned < peak <= planned
+
+
+def test_the_other_graphs_profile_is_within_its_plan() -> None:
+    """Fails if edges of a directed graph, which are sorted both ways first, are counted as they are stored."""
+    rng, n = np.random.default_rng(5), 100_000
+    like = mggcn.load(rng.integers(0, n, (2, 2_000_000)), num_vertices=n)
+    assert not is_undirected(like)
+    tracemalloc.start()
+    degree_profile(like)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.5 * profile_nbytes(like) < peak <= profile_nbytes(like)
 
 
 def test_a_plan_counts_features_and_the_way_edges_are_sorted(tmp_path: Path) -> None:
