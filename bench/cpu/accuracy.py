@@ -60,7 +60,7 @@ class Experiment:
     tables: Tables
     """Settings where a graph has no recipe."""
     own: dict[str, Tables] = field(default_factory=dict)
-    """Further settings of contenders."""
+    """Further settings of contenders, or of a contender on one graph ("graph, contender")."""
     longer: dict[str, int] = field(default_factory=dict)
     """How many times the epochs of batches a graph gets that has fewer batches in one."""
     divided: bool = False
@@ -94,7 +94,9 @@ EXPERIMENTS = {
             "whole graph": {"train": {"lr": 0.01, "epochs": 200}},
             "batches": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE},
             "LABOR batches": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE | {"draw": "labor-one"}},
+            "amazon_computers, whole graph": {"train": {"lr": 0.003, "epochs": 600}},
         },
+        longer={"amazon_computers": 2},
         divided=True,
     ),
     "history": Experiment(
@@ -137,7 +139,8 @@ def config_of(what: str, graph: str, label: str, train: dict[str, Any], threads:
     experiment = EXPERIMENTS[what]
     recipe = graph in KIPF and what != "delayed"
     base = from_toml(ROOT / "recipes" / f"{KIPF[graph][0]}.toml") if recipe else from_tables(experiment.tables)
-    base = from_tables(experiment.own.get(label, {}), base)
+    for of in (label, f"{graph}, {label}"):
+        base = from_tables(experiment.own.get(of, {}), base)
     if base.sample.batch and "epochs" not in train:
         train = train | {"epochs": base.train.epochs * experiment.longer.get(graph, 1)}
     return from_tables({"train": train, "run": {"threads": threads} | experiment.runs[label]}, base)

@@ -144,6 +144,8 @@ class Ranges:
         if isinstance(vertices, slice):
             start, stop, _ = vertices.indices(self.num_vertices)
             stop = max(start, stop)
+            if self.num_ranks == 1:
+                return np.zeros(stop - start, np.uint16)
             return np.repeat(np.arange(self.num_ranks, dtype=np.uint16), np.diff(self.bounds.clip(start, stop)))
         return np.searchsorted(self.bounds[1:-1].astype(vertices.dtype), vertices, side="right").astype(np.uint16)
 
