@@ -96,7 +96,6 @@ EXPERIMENTS = {
             "LABOR batches": {"train": {"lr": 0.003, "epochs": 30}, "sample": SAMPLE | {"draw": "labor-one"}},
             "amazon_computers, whole graph": {"train": {"lr": 0.003, "epochs": 600}},
         },
-        longer={"amazon_computers": 2},
         divided=True,
     ),
     "history": Experiment(
