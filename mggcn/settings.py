@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     MakeSchedule: TypeAlias = Callable[[int], float] | Callable[..., LRScheduler]
 
 Widths: TypeAlias = int | Sequence[int]
+FanOut: TypeAlias = int | Literal["all"] | Mapping[Any, int | Literal["all"]]
 MODELS = ("GCN", "SAGE", "GIN", "GAT", "GATv2", "SGC", "APPNP", "RGCN", "MLP")
 PARTS = ("loss", "metric", "optimizer", "schedule")
 """What a user's own module may be trained with as a function or class rather than by its name."""
@@ -116,7 +117,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     checkpoint_every: int
     checkpoint_minutes: float
     batch: int | Literal["all"]
-    fanout: int | Literal["all"] | Sequence[int | Literal["all"]]
+    fanout: FanOut | Sequence[FanOut]
     draw: Literal["uniform", "replace", "weight", "labor", "labor-one"]
     by_type: bool
     weights: Literal["unbiased", "mean", "block"]

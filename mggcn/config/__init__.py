@@ -221,10 +221,11 @@ class Config:
                 "sample.plan run may cut a step into halves, and a batch norm, sample.weights block, or sample.halo "
                 "history of several ranks would see each alone; choose bound or auto",
             )
+            given = "sample.by_type" if sample.by_type else f"sample.fanout {','.join(map(str, sample.fanout))}"
             _require(
-                model.typed or not sample.by_type,
-                f"sample.by_type draws neighbours of each relation, which model.kind {model.kind} does not tell apart; "
-                "leave it out, or choose rgcn",
+                model.typed or not sample.draws_by_type,
+                f"{given} draws neighbours of each relation, which model.kind {model.kind} does not tell apart; "
+                f"{'leave it out' if sample.by_type else 'give one number for each layer'}, or choose rgcn",
             )
             _require(
                 sample.deal != "by-class" or self.train.class_weights != "none",

@@ -20,9 +20,12 @@ class SampleConfig:
 
     batch: Annotated[int, Range(0)] = 0
     """Training vertices of a step, on all ranks together; 0, or all: the whole graph is one step, and nothing is drawn."""
-    fanout: Annotated[tuple[int, ...], Range(-1)] = ()
+    fanout: Annotated[tuple[int | str, ...], Range(-1)] = ()
     """In-neighbours that are drawn of each vertex, a number for each layer, that of the layer next to the output first,
-    such as 15,10,5; -1, or all: every one. Without batch all of them, or not set."""
+    such as 15,10,5; -1, or all: every one. For model.kind rgcn a layer may have numbers by relation, such as
+    0:15/3:all/else:5, in Python {0: 15, 3: "all", "else": 5}: 15 of relation 0, all of relation 3, 5 of each other one, and
+    of a relation with 0 none; in other layers a number is then that of each relation, as with by_type. Without batch all of
+    them, or not set."""
     draw: Literal["uniform", "replace", "weight", "labor", "labor-one"] = "uniform"
     """How in-neighbours are drawn. uniform: without replacement; replace: with it; weight: without replacement, the heavier
     an edge the sooner, and the edges drawn then count alike, as much as all of the vertex's edges do, or, where all are
@@ -130,9 +133,14 @@ class SampleConfig:
             )
 
     @property
-    def drawn_fanout(self) -> tuple[int, ...]:
+    def drawn_fanout(self) -> tuple[int | str, ...]:
         """The fan-outs of the hops that are drawn."""
         return self.fanout[:-1] if self.first == "full" else self.fanout
+
+    @property
+    def draws_by_type(self) -> bool:
+        """Whether neighbours of each relation are drawn apart: with by_type, or where a layer has numbers by relation."""
+        return self.by_type or any(isinstance(numbers, str) for numbers in self.fanout)
 
 
 HISTORY: Final[Mapping[str, Any]] = {

@@ -17,6 +17,8 @@ SIZES = ("memory_limit",)
 """Settings that are a number of bytes, with a unit in text."""
 ALL: Final = {"batch": 0, "fanout": -1}
 """Settings that take the word "all", and the number that stands for it."""
+ELSE: Final = "else"
+"""The word for all relations that are not named beside it, in numbers by relation."""
 
 
 DEBUG: Final = {
@@ -72,7 +74,9 @@ def settle(table: Any, name: str) -> None:
         value = parse_field(kind, name, key, getattr(table, key))
         object.__setattr__(table, key, value)
         several = isinstance(value, tuple)
-        if bounds is not None and not all(number in bounds for number in (value if several else (value,))):
+        # Text in a list is numbers by relation, whose own reader has checked them.
+        numbers = [number for number in (value if several else (value,)) if not isinstance(number, str)]
+        if bounds is not None and not all(number in bounds for number in numbers):
             of, must = "each number of " * several, "lie" if str(bounds).startswith("in ") else "be"
             raise ConfigError(f"{of}{setting(name, key)} must {must} {bounds}, got {value}")
 
@@ -149,7 +153,8 @@ def type_name(key: str, hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(typing.get_args(hint))
     if origin is tuple:
-        return "integers separated by commas, such as " + ("15,10,all" if key in ALL else "64,64")
+        shown = "15,10,all, or by relation, such as 0:15/3:all/else:5,10" if key in ALL else "64,64"
+        return f"integers separated by commas, such as {shown}"
     if key in ALL:
         return "an integer, or all"
     return {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}.get(hint, str(hint))
@@ -161,7 +166,10 @@ def convert(hint: Any, value: Any) -> Any:
     if origin is Literal:
         return value if isinstance(value, str) and value in typing.get_args(hint) else _bad(value)
     if origin is tuple:
-        return tuple(convert(int, part) for part in _parts(value))
+        return tuple(convert(typing.get_args(hint)[0], part) for part in _parts(value))
+    if hint == int | str:  # a number, or numbers by relation as text
+        named = isinstance(value, Mapping) or (isinstance(value, str) and ":" in value)
+        return _relations_text(value) if named else convert(int, value)
     if hint is bool:
         if isinstance(value, str):
             return {"true": True, "false": False}[value.lower()] if value.lower() in ("true", "false") else _bad(value)
@@ -186,6 +194,31 @@ def _parts(value: Any) -> Sequence[Any]:
     if isinstance(value, list | tuple):
         return value
     return [value]
+
+
+def numbers_by_relation(value: str | Mapping[Any, Any]) -> dict[int | None, int]:
+    """Return numbers by relation, ascending, None: of all others, from text such as 0:15/3:all/else:5, or a mapping.
+
+    Raises: ValueError, TypeError or OverflowError for what is no relation or no number, or a relation that is there twice.
+    """
+    pairs = value.items() if isinstance(value, Mapping) else [part.partition(":")[::2] for part in value.split("/")]
+    found = dict[int | None, int]()
+    for name, number in pairs:
+        relation = None if str(name).strip() == ELSE else convert(int, name)
+        count = ALL["fanout"] if str(number).strip() == "all" else convert(int, number)
+        if relation in found or (relation or 0) < 0 or count < ALL["fanout"]:
+            _bad(value)
+        found[relation] = count
+    if not found:
+        _bad(value)
+    return dict(sorted(found.items(), key=lambda pair: math.inf if pair[0] is None else pair[0]))
+
+
+def _relations_text(value: str | Mapping[Any, Any]) -> str:
+    """Return numbers by relation in the form in which settings keep them: relations ascending, the word else last."""
+    numbers = numbers_by_relation(value).items()
+    words = {ALL["fanout"]: "all"}
+    return "/".join(f"{ELSE if name is None else name}:{words.get(number, number)}" for name, number in numbers)
 
 
 def _bad(value: Any) -> Any:

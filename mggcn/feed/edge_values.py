@@ -51,7 +51,7 @@ class EdgeValues:
         self._store_at = [None if of is None else of.ctypes.data for of in self._arrays]
         whole = sample.weights == "mean" or (sample.weights == "unbiased" and not sample.draw.startswith("labor"))
         self._drawn = sample.weights != "block" and (corrected or by_weight)
-        self._flags = int(self_loops), int(corrected and whole and not (typed and sample.by_type)), int(by_weight)
+        self._flags = int(self_loops), int(corrected and whole and not (typed and sample.draws_by_type)), int(by_weight)
 
     def write(self, ids: Vector, hop: DrawnHop, out: Vector, out_t: Vector | None = None) -> None:
         """Write the values (E,) of a hop's edges, and those of its transpose if asked for; ids (T,): its targets."""

@@ -36,7 +36,7 @@ class RelationMeans:
         self._types, self._degrees = adj_t.types.array(), adj_t.type_degrees.array()
         self._indptr = adj_t.indptr.array()
         self.dtype: np.dtype[Any] = self._types.dtype
-        completed = sample.by_type and (sample.weights == "mean" or not sample.draw.startswith("labor"))
+        completed = sample.draws_by_type and (sample.weights == "mean" or not sample.draw.startswith("labor"))
         # D_vr is the number of edges that may be drawn, or, drawn by weight, their sum: else those must be counted.
         counted = adj_t.values is not None and sample.draw != "weight"
         self._mode = 3 if sample.weights == "block" else 0 if not completed else 2 if counted else 1

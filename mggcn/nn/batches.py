@@ -217,6 +217,11 @@ def batches(
         raise ConfigError(
             f"batch expects the seeds of a batch, 1 or more, such as the number of all seeds; got {batch}"
         )
+    if sample.draws_by_type:
+        raise ConfigError(
+            f"fanout has numbers by relation, {sample.fanout}, and blocks of batches have no types of edges; give a number "
+            "for each layer, or train R-GCN on batches with mggcn.Trainer(graph, mggcn.RGCN(...), batch=..., fanout=...)"
+        )
     sharing = Sharing(norm=norm, self_loops=self_loops, precision=precision, device=device, threads=threads, seed=seed)
     sharing.config(1, "auto")  # which refuses what a run would
     order = Seeds(seeds_of(graph, seeds), sample.batch, drop_last, shuffle=shuffle)

@@ -10,7 +10,7 @@ from mggcn.aggregate.relations import BLOCK_ROWS
 from mggcn.blocks.block import Block, Capacity, RowSet, Stack
 from mggcn.blocks.capacities import hops_of, shared_hops
 from mggcn.blocks.drawn_rows import read_slots
-from mggcn.blocks.draws import By, Draws, bounds
+from mggcn.blocks.draws import ALL, By, Draws, bounds
 from mggcn.blocks.letters import AnswerPlan
 from mggcn.blocks.macrobatch import cache_bytes
 from mggcn.blocks.padded import DRAWN, PaddedLayout
@@ -19,6 +19,7 @@ from mggcn.blocks.shared import SharePlan
 from mggcn.blocks.slot import SlotPlan
 from mggcn.blocks.sparse_rows import SparseRowsPlan
 from mggcn.config import Config, SampleConfig
+from mggcn.config.values import ELSE, numbers_by_relation
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DEVICES, REAL, STORAGE, scale_dtype, threads_of
@@ -96,8 +97,8 @@ def batch_lines(
     means = [f", on average {rows:,} and {edges:,}" for rows, edges in stack.mean] or [""] * len(stack.blocks)
     hops = zip(stack.blocks, stack.capacities, means, reversed(sample.drawn_fanout), strict=True)
     for block, size, mean, fanout in reversed(list(hops)):
-        of = " of each relation" * sample.by_type
-        drawn = "all in-neighbours" if fanout < 0 else f"{fanout} in-neighbours{of} a row"
+        of = " of each relation" * sample.draws_by_type
+        drawn = "all in-neighbours" if fanout == ALL else f"{fanout} in-neighbours{of} a row"
         lines.append(
             f"  {block.name}: {size.targets:,} rows from {size.sources:,}, {size.edges:,} edges{mean} "
             f"({drawn}, {sample.draw})"
@@ -250,11 +251,39 @@ def first_lines(config: Config, shape: GraphShape) -> list[str]:
 
 
 def draws_of(sample: SampleConfig, num_relations: int = 0) -> Draws:
-    """Return how in-neighbours are drawn. num_relations: of the edges, which sample.by_type draws apart."""
+    """Return how in-neighbours are drawn. num_relations: of the edges, which may be drawn apart.
+
+    Raises: ConfigError for numbers by relation that are not those of the graph, or a fan-out that cannot be.
+    """
     by: By = "uniform" if sample.draw == "replace" else sample.draw
-    by_type = sample.by_type and num_relations
-    fanouts = tuple((count,) * num_relations if by_type else count for count in sample.drawn_fanout)
+    apart = sample.draws_by_type and num_relations
+    fanouts = tuple(
+        _of_relations(numbers, num_relations) if apart or isinstance(numbers, str) else numbers
+        for numbers in sample.drawn_fanout
+    )
     return Draws(fanouts=fanouts, by=by, replace=sample.draw == "replace")
+
+
+def _of_relations(numbers: int | str, num_relations: int) -> tuple[int, ...]:
+    """Return the fan-out of each relation; numbers: of a layer, as sample.fanout has them. Raises: ConfigError."""
+    if isinstance(numbers, int):
+        return (numbers,) * num_relations
+    if not num_relations:
+        raise ConfigError(
+            f"sample.fanout {numbers} has numbers by relation, and the graph's edges have no types; give a number for each "
+            "layer"
+        )
+    named = numbers_by_relation(numbers)
+    known = f"relations 0 .. {num_relations - 1}" if num_relations > 1 else "relation 0 alone"
+    found = [named.get(relation, named.get(None)) for relation in range(num_relations)]
+    if unknown := [name for name in named if name is not None and name >= num_relations]:
+        raise ConfigError(f"sample.fanout {numbers} names relation {unknown[0]}, and the graph has {known}")
+    if None in found:
+        raise ConfigError(
+            f"sample.fanout {numbers} names no number for relation {found.index(None)}, and the graph has {known}; name "
+            f"it, or add /{ELSE}:5 for all that are not named"
+        )
+    return tuple(number for number in found if number is not None)
 
 
 def hops_back(training: Graph, stack: Stack) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from mggcn.blocks.draws import ALL
 from mggcn.cost.machine import Machine
 from mggcn.errors import MggcnError
 from mggcn.memory.device import launching
@@ -38,7 +39,7 @@ def opening_lines(
     held = graph if store is None else f"store {store}{graph.removeprefix(store.name) if own else f' holds {graph}'}"
     lines = [held, network]
     if plan.stack is not None and config.sample.batch:
-        fanout = ", ".join("all" if number < 0 else str(number) for number in config.sample.drawn_fanout)
+        fanout = ", ".join("all" if numbers == ALL else str(numbers) for numbers in config.sample.drawn_fanout)
         full = config.sample.first == "full"
         drawn = f"{fanout} drawn in-neighbours" + " of the seeds, all of the first layer" * full
         batch, training = config.sample.batch, plan.shape.num_training or config.sample.batch

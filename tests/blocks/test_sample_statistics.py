@@ -13,21 +13,26 @@ from mggcn.blocks.block import Capacity
 from mggcn.blocks.draws import Draws
 from mggcn.blocks.sampler import Drawn, Sampler
 from mggcn.blocks.slot import Slot, SlotPlan
+from mggcn.config import SampleConfig
 from mggcn.graph.csr import CSR, ArrayRows
+from mggcn.planning.batches import draws_of
 
 ROWS, DEGREE, FANOUT = 100_000, 40, 5
 SEEDS = (29, 4021, 3999999979)
 LEAST_P = 0.001
 
 
-def draw(draws: Draws, seed: int, weights: npt.NDArray[np.float32] | None = None, *, shared: bool = True) -> Drawn:
-    """One hop of ROWS targets, whose DEGREE sources are shared by all or of each its own."""
+def draw(
+    draws: Draws, seed: int, weights: npt.NDArray[np.float32] | None = None, *, shared: bool = True, types: int = 0
+) -> Drawn:
+    """One hop of ROWS targets, whose DEGREE sources are shared by all or of each its own; edges of the types in turn."""
     n = ROWS + (DEGREE if shared else ROWS * DEGREE)
     indptr = np.minimum(np.arange(n + 1), ROWS) * DEGREE
     indices = ROWS + (np.arange(ROWS * DEGREE) % DEGREE if shared else np.arange(ROWS * DEGREE))
     values = None if weights is None else ArrayRows(np.tile(weights, ROWS))
-    adj_t = CSR(ArrayRows(indptr), ArrayRows(indices.astype(np.int32)), values, n)
-    capacities = (Capacity(ROWS, n, 2 * FANOUT * ROWS),)
+    of = ArrayRows(np.tile((np.arange(DEGREE) % types).astype(np.uint8), ROWS)) if types else None
+    adj_t = CSR(ArrayRows(indptr), ArrayRows(indices.astype(np.int32)), values, n, types=of)
+    capacities = (Capacity(ROWS, n, (DEGREE if types else 2 * FANOUT) * ROWS),)
     plan = SlotPlan(draws=draws, capacities=capacities, num_vertices=n, places=True, transposed=0)
     return Sampler(adj_t, draws).draw(Slot(plan), np.arange(ROWS), seed, 17)
 
@@ -61,6 +66,21 @@ def test_neighbours_and_pairs_are_drawn_alike(seed: int) -> None:
     variance = ROWS * ((two - two**2) - 2 * (three - two**2) + (four - two**2))
     p = chi2.sf((rest**2).sum() / variance, len(pairs) - DEGREE)
     assert LEAST_P < p < 1 - LEAST_P
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_neighbours_of_each_relation_are_drawn_alike(seed: int) -> None:
+    """Fails if a relation is not drawn by its own number, or one of its neighbours more often than others."""
+    sample = SampleConfig(batch=ROWS, fanout=("0:3/2:0/3:all/else:2",))
+    drawn, of_each = positions(draw(draws_of(sample, 8), seed, types=8)), DEGREE // 8
+    counts = np.bincount(drawn, minlength=DEGREE).reshape(of_each, 8)  # a column for each relation
+    for relation, number in enumerate((3, 2, 0, of_each, 2, 2, 2, 2)):
+        rows = np.repeat(np.arange(ROWS), 3 + 2 + of_each + 4 * 2)[drawn % 8 == relation]
+        assert (np.bincount(rows, minlength=ROWS) == number).all()
+        found, share = counts[:, relation], number / of_each
+        if 0 < share < 1:
+            statistic = ((found - ROWS * share) ** 2).sum() / (ROWS * share * (1 - share)) * (of_each - 1) / of_each
+            assert LEAST_P < chi2.sf(statistic, of_each - 1) < 1 - LEAST_P
 
 
 @pytest.mark.parametrize("seed", SEEDS)

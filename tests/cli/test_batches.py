@@ -310,3 +310,51 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert run_main("train", where, *SETTINGS, *ahead[0], *limit, "--out", tmp_path / "again") == 0
     refused(capsys, "train", where, *SETTINGS, *ahead[1], *limit, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+BY_RELATION = ["--set", "model.kind=rgcn", "--set", "model.hidden=8", "--batch", "5", "--threads", "1"]
+
+
+def test_numbers_by_relation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if fan-outs by relation are other ones in a file, on the command line or in Python, or a run that continues
+    draws other batches."""
+    graph, told = typed_graph("random", 4), ["--fanout", "2:3/0:all/else:1,2", "--epochs", "4"]
+    where = store(tmp_path, graph)
+    assert run_main("plan", where, *BY_RELATION, *told) == 0
+    assert "(0:all/2:3/else:1 in-neighbours of each relation a row, uniform)" in capsys.readouterr().out
+    assert run_main("train", where, *BY_RELATION, *told, "--out", tmp_path / "run") == 0
+    assert "training vertices and 0:all/2:3/else:1, 2 drawn in-neighbours, " in capsys.readouterr().out
+    losses = [row["loss"] for row in history(tmp_path / "run")]
+
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[sample]\nfanout = [{0 = "all", else = 1, 2 = 3}, 2]\nbatch = 5\n[train]\nepochs = 4\n')
+    more = ["--config", settings, "--set", "model.kind=rgcn", "--set", "model.hidden=8", "--threads", "1"]
+    assert run_main("train", where, *more, "--out", tmp_path / "file") == 0
+    assert (tmp_path / "file" / "config.toml").read_text() == (tmp_path / "run" / "config.toml").read_text()
+
+    fanout: Any = ({0: "all", 2: 3, "else": 1}, 2)
+    trainer = mggcn.Trainer(graph, mggcn.RGCN(hidden=8), threads=1, batch=5, fanout=fanout)
+    assert [row["loss"] for row in trainer.fit(epochs=4)] == losses
+    assert run_main("train", where, *BY_RELATION, *told, "--epochs", "2", "--out", tmp_path / "half") == 0
+    assert run_main("train", "--resume", tmp_path / "half", "--epochs", "4") == 0
+    assert [row["loss"] for row in history(tmp_path / "half")] == losses
+
+
+@pytest.mark.parametrize(
+    ("fanout", "words"),
+    [
+        ("0:3/else:1,2,2", "sample.fanout must have 2 numbers, one for each sum .* got 0:3/else:1,2,2"),
+        ("0:3/4:1/else:1,2", "names relation 4, and the graph has relations 0 .. 3"),
+        ("0:3/1:1,2", r"names no number for relation 2, and the graph has relations 0 .. 3; name it, or add /else:5"),
+        ("0:3/0:1,2", "sample.fanout expects integers .* or by relation, such as .* got '0:3/0:1,2'"),
+        ("0:-2/else:1,2", "sample.fanout expects"),
+        ("cites:2,2", "sample.fanout expects"),
+    ],
+)
+def test_bad_numbers_by_relation(fanout: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if numbers that do not fit the graph's relations begin to train, or the refusal names no relation."""
+    where, out = store(tmp_path, typed_graph("random", 4)), tmp_path / "run"
+    for command in (["train", where, "--out", out], ["plan", where]):
+        said = refused(capsys, *command, *BY_RELATION, "--fanout", fanout)
+        assert re.search(words, said), said
+        assert not out.exists()

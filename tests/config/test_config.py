@@ -23,7 +23,7 @@ import mggcn
 from mggcn import config as cfg
 from mggcn.config import Config, DataConfig, ModelConfig, RunConfig, SampleConfig, TrainConfig
 from mggcn.config import files as config_files
-from mggcn.config.files import described, to_tables, with_settings
+from mggcn.config.files import described, to_tables, to_toml, with_settings
 from mggcn.config.values import DEBUG, Range, fields_of, parse_count, setting, with_new_names
 from mggcn.errors import ConfigError
 
@@ -562,6 +562,51 @@ def test_all_is_a_word() -> None:
         assert SampleConfig(batch="all", fanout=whole) == SampleConfig()  # type: ignore[arg-type]  # words, as users give them
     assert SampleConfig(batch=10, fanout=("all", 3)).fanout == (-1, 3)  # type: ignore[arg-type]
     assert SampleConfig(batch="all").batch == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "3:all/0:5/else:2,4",
+        ("0:5 / 3:-1/else:2", 4),
+        [{"else": 2, "3": "all", "0": 5}, "4"],
+        ({3: -1, 0: 5, "else": 2}, 4),
+    ],
+)
+def test_fanouts_by_relation_have_one_form(given: Any) -> None:
+    """Fails if two ways to say the same numbers give other settings, or a saved one is another when it is read."""
+    model = ModelConfig(kind="rgcn", hidden=(8,))
+    config = Config(model=model, sample=SampleConfig(batch=5, fanout=given))
+    assert config.sample.fanout == ("0:5/3:all/else:2", 4)
+    assert config.sample.draws_by_type
+    assert cfg.from_tables(to_tables(config)) == config
+    assert cfg.from_tables(tomllib.loads(to_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "0:5/0:3",
+        "0:5/",
+        ":5",
+        "0:",
+        "else",
+        {},
+        {-1: 3},
+        {0: -2},
+        {0: True},
+        {0: 1.5},
+        {0: (15, 10)},
+        {"cites": 3},
+        ":",
+    ],
+)
+def test_fanouts_by_relation_that_cannot_be(given: Any) -> None:
+    """Fails if what is no relation, or no number, is taken for one."""
+    with pytest.raises(
+        ConfigError, match=r"sample.fanout expects integers separated by commas, such as 15,10,all, or by"
+    ):
+        SampleConfig(batch=5, fanout=(given, 2))
 
 
 @pytest.mark.parametrize(

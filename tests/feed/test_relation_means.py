@@ -28,7 +28,7 @@ RELATIONS = 5
 MODEL: dict[str, Any] = {"kind": "rgcn", "hidden": (6,), "bases": 3}
 
 
-def sampled(ranks: int, fanout: tuple[int, ...] = (3, 2), **sample: Any) -> Config:
+def sampled(ranks: int, fanout: Any = (3, 2), **sample: Any) -> Config:
     settings: dict[str, Any] = {"batch": 14, "fanout": fanout} | sample
     return dataclasses.replace(config_of(ranks, MODEL), sample=SampleConfig(**settings))
 
@@ -46,35 +46,38 @@ def dense_relations(graph: Graph) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool
     return out, there
 
 
-def row_means(config: Config, weights: Any, relations: Any, places: Any, counts: Any, fanout: int) -> npt.NDArray[Any]:
+def row_means(
+    config: Config, weights: Any, relations: Any, places: Any, counts: Any, fanouts: tuple[int, ...]
+) -> npt.NDArray[Any]:
     """What a row's entries count in the means of their relations, from the settings' definitions.
 
     weights (R, N): of the in-edges of the vertex, 0 where there is none. relations, places: of the row's entries; counts:
-    how often each was drawn.
+    how often each was drawn; fanouts: of each relation, or one of all.
     """
     sample, mine = config.sample, weights[relations, places]
     total = weights.sum(1)[relations]
     out = np.zeros(mine.size)
-    # by_type each relation is a draw of its own, else all are one.
+    # by type each relation is a draw of its own, else all are one.
     draws = [(relations == r, weights[r]) for r in range(RELATIONS)]
     if sample.weights == "block":
         for of, _ in draws:
             out[of] = mine[of] / mine[of].sum()
         return out
-    for of, stored in draws if sample.by_type else [(relations >= 0, weights)]:
+    of_draws = draws if sample.draws_by_type else [(relations >= 0, weights)]
+    for (of, stored), fanout in zip(of_draws, fanouts, strict=True):
         degree, drawn = np.count_nonzero(stored), counts[of].sum()
         if sample.draw == "weight":
-            whole = degree <= fanout
+            whole = fanout == ALL or degree <= fanout
             out[of] = mine[of] if whole else stored.sum() / max(drawn, 1)
         elif sample.draw.startswith("labor"):
-            out[of] = mine[of] * float(np.float32(max(degree / fanout, 1.0)))  # as the sampler keeps it
+            out[of] = mine[of] * float(np.float32(max(degree / (fanout or 1), 1.0)))  # as the sampler keeps it
         else:
             out[of] = (mine * counts)[of] * degree / max(drawn, 1)
     return np.asarray(out / total)
 
 
 def means(
-    graph: Graph, config: Config, targets: Any, sources: Any, edges: BlockEdges, fanout: int, drawn: Any
+    graph: Graph, config: Config, targets: Any, sources: Any, edges: BlockEdges, fanouts: tuple[int, ...], drawn: Any
 ) -> npt.NDArray[Any]:
     """The block's means by relation (R, T, S); drawn (E,): how often each edge was drawn."""
     weights, _ = dense_relations(graph)
@@ -83,7 +86,7 @@ def means(
     for t, v in enumerate(targets):
         row = slice(edges.indptr[t], edges.indptr[t + 1])
         relations, places = edges.types[row].astype(np.int64), edges.indices[row]
-        out[relations, t, places] = row_means(config, weights[:, v], relations, sources[places], drawn[row], fanout)
+        out[relations, t, places] = row_means(config, weights[:, v], relations, sources[places], drawn[row], fanouts)
     return out
 
 
@@ -117,7 +120,8 @@ def reference(config: Config, graph: Graph, found: list[Any]) -> tuple[float, di
             x = features[batch.rows[stack.blocks[0].sources]]
             for layer, block in enumerate(stack.blocks, start=1):
                 targets, sources, edges = batch.rows[block.targets], batch.rows[block.sources], batch.edges[block]
-                a = means(graph, config, targets, sources, edges, config.sample.fanout[-layer], counts[layer - 1])
+                fanouts = draws_of(config.sample, RELATIONS).of_types(len(stack.blocks) - layer)
+                a = means(graph, config, targets, sources, edges, fanouts, counts[layer - 1])
                 w = torch.einsum("rb,bde->rde", p[f"layers.{layer}.coefficients"], p[f"layers.{layer}.bases"])
                 z = torch.einsum("rts,sd,rde->te", torch.from_numpy(a), x, w)
                 z = z + x[: targets.size] @ p[f"layers.{layer}.weight"] + p[f"layers.{layer}.bias"]
@@ -174,6 +178,70 @@ def test_all_neighbours_give_the_whole_graphs_gradient(kind: str, ranks: int) ->
             np.testing.assert_allclose(found[0][1][key], gradient, atol=atol, err_msg=key)
 
 
+NUMBERS: Any = ("0:2/2:all/3:0/else:1", "1:3/4:2/else:1")
+"""Fan-outs by relation, among them all, and none, in the layer next to the output."""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("draw", ["uniform", "replace", "labor", "labor-one", "weight"])
+@pytest.mark.parametrize("weights", ["unbiased", "block"])
+@pytest.mark.covering(2)
+def test_gradients_of_numbers_by_relation(weights: str, draw: str, ranks: int) -> None:
+    """Fails if a relation is drawn by another one's number, or edges count as if all numbers were alike."""
+    config = sampled(ranks, NUMBERS, draw=draw, weights=weights)
+    compare(config, typed_graph("weighted", RELATIONS))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_large_numbers_by_relation_give_the_whole_graphs_gradient(ranks: int) -> None:
+    """Fails if a number by relation that is no less than any degree leaves an edge out."""
+    graph = typed_graph("random", RELATIONS)
+    config = sampled(ranks, ({0: 60, "else": 70}, {3: "all", 1: 80, "else": 90}), batch=1000)
+    whole = dataclasses.replace(config, sample=SampleConfig())
+    (loss, grads), (exact, expected) = (
+        on_ranks(one, graph, lambda rank: (rank.trainer.gradients(0), grads_of(rank)))[0] for one in (config, whole)
+    )
+    assert loss == pytest.approx(exact, rel=1e-10)
+    for key, gradient in expected.items():
+        atol = 1e-10 * (np.abs(gradient).max() or 1)
+        np.testing.assert_allclose(grads[key], gradient, atol=atol, err_msg=key)
+
+
+def test_ranks_draw_the_same_edges_by_relation() -> None:
+    """Fails if a step's edges depend on the number of ranks, a row has more of a relation than its number, or a batch has
+    more rows or edges than its bounds."""
+    graph = typed_graph("random", RELATIONS)
+    fanouts = [draws_of(sampled(1, NUMBERS).sample, RELATIONS).of_types(hop) for hop in range(2)]
+
+    def edges_of(rank: Rank) -> list[set[tuple[int, int, int, int]]]:
+        stack, found = rank.feed.stack, list[set[tuple[int, int, int, int]]]()
+        assert stack is not None
+        for batch in rank.feed.epoch(8123, 1):
+            found.append(set())
+            for hop, block in enumerate(reversed(stack.blocks)):
+                edges, size = batch.edges[block], stack.capacities[-1 - hop]
+                assert edges.types is not None
+                assert edges.indices.size <= size.edges
+                assert batch.rows[block.sources].size <= size.sources
+                targets = np.repeat(np.arange(edges.indptr.size - 1), np.diff(edges.indptr))
+                counts = np.zeros((edges.indptr.size - 1, RELATIONS), np.int64)
+                np.add.at(counts, (targets, edges.types), 1)
+                assert all(
+                    of.max(initial=0) <= most or most == ALL for of, most in zip(counts.T, fanouts[hop], strict=True)
+                )
+                ends = batch.rows[block.targets][targets], batch.rows[block.sources][edges.indices]
+                found[-1].update((hop, int(r), int(t), int(s)) for r, t, s in zip(edges.types, *ends, strict=True))
+        return found
+
+    of_ranks = []
+    for ranks in (1, 2, 3):
+        parts = on_ranks(sampled(ranks, NUMBERS, batch=12, plan="bound"), graph, edges_of)
+        of_ranks.append([set().union(*(part[step] for part in parts)) for step in range(len(parts[0]))])
+    assert len(of_ranks[0]) > 1
+    assert {relation for step in of_ranks[0] for hop, relation, _, _ in step if hop == 0} == {0, 1, 2, 4}
+    assert of_ranks == of_ranks[:1] * 3
+
+
 @pytest.mark.parametrize(
     ("kind", "draw", "by_type"),
     [
@@ -217,3 +285,26 @@ def test_what_has_no_types_is_refused() -> None:
         dataclasses.replace(config_of(1, {"kind": "gcn"}), sample=SampleConfig(batch=8, fanout=(2, 2), by_type=True))
     with pytest.raises(PlanError, match="the graph's edges have no types"):
         on_ranks(sampled(1, by_type=True), typed_graph("random").untyped(), lambda rank: None)
+    with pytest.raises(
+        ConfigError, match=r"sample.fanout 0:3/else:1,2 draws neighbours of each relation, which model.kind gcn"
+    ):
+        dataclasses.replace(
+            config_of(1, {"kind": "gcn"}),
+            sample=SampleConfig(batch=8, fanout=({0: 3, "else": 1}, 2)),  # type: ignore[arg-type]  # as users give it
+        )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ("0:3/7:2/else:1", "sample.fanout 0:3/7:2/else:1 names relation 7, and the graph has relations 0 .. 4"),
+        ("0:3/1:2/4:1", "names no number for relation 2, and the graph has relations 0 .. 4; name it, or add /else:5"),
+        ("else:0", "a fan-out must lie in 1 .. 65535 or be -1 for all for some type"),
+        ("0:70000/else:1", "70000"),
+    ],
+)
+def test_numbers_by_relation_that_do_not_fit_the_graph(numbers: str, words: str) -> None:
+    """Fails if a relation that the graph lacks is passed over, or one without a number is drawn by any."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        on_ranks(sampled(1, (numbers, 2)), typed_graph("random"), lambda rank: None)
+    assert "\n" not in str(caught.value)

@@ -424,6 +424,11 @@ def test_other_types(precision: str) -> None:
         ({"norm": "max"}, ConfigError, "norm must be one of"),
         ({"precision": "tf32"}, ConfigError, "use fp32"),
         ({"ahead": 99}, ConfigError, "ahead must lie in"),
+        (
+            {"fanout": [{0: 2, "else": 1}]},
+            ConfigError,
+            "blocks of batches have no types of edges; give a number for each",
+        ),
         ({"draw": "weight"}, ConfigError, "this one has none; draw uniformly"),
         ({"seeds": "trian"}, GraphError, "it has train, val: name one"),
         ({"seeds": [3, 37]}, GraphError, "seeds must be vertices 0 .. 36, got 37"),
