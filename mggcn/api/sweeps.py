@@ -11,7 +11,7 @@ import numpy as np
 
 from mggcn.api.graphs import load
 from mggcn.config import Config, ModelConfig
-from mggcn.config.files import setting_name, with_model, with_named
+from mggcn.config.files import setting_name, with_model
 from mggcn.errors import ConfigError
 from mggcn.files import temporary_folder
 from mggcn.graph.csr import Graph
@@ -64,7 +64,7 @@ def sweep(
     Warns:
         UserWarning: There are fewer settings than `trials`; each is trained once.
     """
-    base = with_named(with_model(config, model), refusing_functions({**settings}))
+    base = with_model(config, model, refusing_functions({**settings}))
     if not isinstance(grid, Mapping) or not all(isinstance(name, str) for name in grid):
         raise ConfigError(
             f'grid must be a dict of settings and their values, such as {{"lr": [0.1, 0.01]}}, got {grid!r}'

@@ -121,7 +121,7 @@ class Trainer:
             self._module = self._module_run(model, given, config)
             self._config = self._module.recipe.config
             return
-        asked = with_named(with_model(config, cast("ModelConfig | None", model)), refusing_functions(given))
+        asked = with_model(config, cast("ModelConfig | None", model), refusing_functions(given))
         self._plan, self._partition, self._choice = training.plan_that_fits(asked, self._graph)
         self._config = self._plan.config
         if start_from is not None:

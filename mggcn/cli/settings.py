@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mggcn.cli.answer import add_json
-from mggcn.config import PARTS, TABLES, Config, from_tables, parse_value
-from mggcn.config.files import Setting, by_table, described, from_toml, setting_name, to_tables, with_settings
+from mggcn.config import PARTS, TABLES, Config, parse_value
+from mggcn.config.files import Parts, Setting, described, layered, parts_of, read_tables, setting_name, to_tables
 from mggcn.config.values import DEBUG, fields_of, parse_bytes, parse_count
 
 # Flag -> (table, key, help).
@@ -184,12 +185,16 @@ def _flagged() -> list[tuple[str, str]]:
     return [*((table, key) for table, key, _ in FLAGS.values()), ("run", "timeline")]
 
 
-def read_settings(arguments: argparse.Namespace, base: Config | None = None) -> Config:
-    """Return the configuration that the flags describe, over `base`. Raises: ConfigError."""
-    config = (base or Config()) if arguments.config is None else from_toml(arguments.config, base)
-    config = with_settings(config, arguments.set)
+def read_settings(arguments: argparse.Namespace, below: Mapping[Path, Parts] | None = None) -> Config:
+    """Return the configuration that the flags describe. below: settings of files that all of them override.
+
+    Raises: ConfigError.
+    """
+    files = dict(below or {})
+    if arguments.config is not None:
+        files[arguments.config] = parts_of(read_tables(arguments.config, "configuration"), arguments.config)
     flags = {f"{table}.{key}": getattr(arguments, f"setting_{key}") for table, key in _flagged()}
-    return from_tables(by_table({name: value for name, value in flags.items() if value is not None}), config)
+    return layered(files, arguments.set, {name: value for name, value in flags.items() if value is not None})
 
 
 def given_settings(arguments: argparse.Namespace) -> set[str]:

@@ -101,8 +101,7 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     from mggcn.assemble.plan import host_of
     from mggcn.cli.train import store_path
     from mggcn.comm.failure import Interrupted
-    from mggcn.config import Config
-    from mggcn.config.files import from_toml, with_settings
+    from mggcn.config.files import layered, parts_of, read_tables, with_settings
     from mggcn.errors import ConfigError, StoreError
     from mggcn.graph.store import open_store
     from mggcn.runs.auto import resolve_auto
@@ -123,8 +122,8 @@ def _tune_products(arguments: argparse.Namespace) -> int:
         )
     named = {"run.ranks": arguments.ranks, "run.threads": arguments.threads or None, "model.hidden": arguments.width}
     settings = [f"{key}={value}" for key, value in named.items() if value is not None]
-    base = Config() if arguments.config is None else from_toml(arguments.config)
-    config = with_settings(base, [*arguments.set, *settings])
+    files = {} if (path := arguments.config) is None else {path: parts_of(read_tables(path, "configuration"), path)}
+    config = layered(files, [*arguments.set, *settings], {})
     if config.run.ranks > 1:
         config = with_settings(config, ["run.transport=threads"])
     store = store_path(arguments.store, arguments.root)

@@ -422,7 +422,15 @@ def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config
     Settings of [debug] are also taken from the table of the part that reads them, where earlier versions had them.
     Raises: ConfigError for an unknown table or key (the known ones are listed) or a value that does not fit.
     """
-    config, parts = base or Config(), dict[str, dict[str, Any]]()
+    return with_parts(base or Config(), parse_tables(tables))
+
+
+def parse_tables(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings of nested tables, each of its type, by the part of the configuration that reads them.
+
+    Raises: ConfigError as `from_tables`, but for what does not fit other settings.
+    """
+    parts = dict[str, dict[str, Any]]()
     for table, settings in tables.items():
         if not isinstance(settings, Mapping):
             known = ", ".join(TABLES)
@@ -432,5 +440,19 @@ def from_tables(tables: Mapping[str, Any], base: Config | None = None) -> Config
         for key, value in settings.items():
             parsed = parse_value(table, key, value)
             parts.setdefault(DEBUG[key] if table == "debug" else table, {})[key] = parsed
-    changed = {part: dataclasses.replace(getattr(config, part), **values) for part, values in parts.items()}
+    return parts
+
+
+def with_parts(config: Config, *layers: Mapping[str, Mapping[str, Any]], model: ModelConfig | None = None) -> Config:
+    """Return the configuration with settings as `parse_tables` has them, of which later layers win, and with this model.
+
+    They are checked together, once: one may need what another gives. Raises: ConfigError.
+    """
+    merged = dict[str, dict[str, Any]]()
+    for parts in layers:
+        for part, values in parts.items():
+            merged.setdefault(part, {}).update(values)
+    changed: dict[str, Any] = {} if model is None else {"model": model}
+    for part, values in merged.items():
+        changed[part] = dataclasses.replace(changed.get(part, getattr(config, part)), **values)
     return dataclasses.replace(config, **changed)

@@ -12,15 +12,17 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from mggcn.config import PARTS, Config, ModelConfig, from_tables
+from mggcn.config import PARTS, Config, ModelConfig, from_tables, parse_tables, with_parts
 from mggcn.config.model import ignored_settings
 from mggcn.config.values import DEBUG, DROPPED, RENAMED, fields_of, setting, type_name, with_new_names
 from mggcn.errors import ConfigError, did_you_mean
 from mggcn.files import read_toml, reason
 
 T = TypeVar("T")
+Parts: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Settings by the part of the configuration that reads them."""
 
 
 def from_toml(path: Path, base: Config | None = None, *, saved: bool = False) -> Config:
@@ -104,6 +106,43 @@ def with_settings(config: Config, settings: Sequence[str]) -> Config:
 
     Raises: ConfigError if one is malformed, unknown or out of range.
     """
+    return from_tables(_set_tables(settings), config)
+
+
+def layered(files: Mapping[Path, Parts], settings: Sequence[str], named: Mapping[str, Any]) -> Config:
+    """Return the defaults with the settings of files, then of `table.key=value` texts, then of values by table.key.
+
+    They are checked together, once: one may need what a later one gives. files: as `parts_of` reads them.
+    Raises: ConfigError as `with_settings`; it names the file whose settings alone are refused.
+    """
+    later = parse_tables(_set_tables(settings)), parse_tables(by_table(named))
+    try:
+        return with_parts(Config(), *files.values(), *later)
+    except ConfigError as error:
+        for path, parts in files.items():
+            _blame(path, parts, error)
+        raise
+
+
+def parts_of(tables: Mapping[str, Any], path: Path) -> Parts:
+    """Return the settings that a file holds as `parse_tables`. Raises: ConfigError, which names the file."""
+    try:
+        return parse_tables(tables)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _blame(path: Path, parts: Parts, error: ConfigError) -> None:
+    """Raise an error with the name of a file if its settings are refused without any others, too."""
+    try:
+        with_parts(Config(), parts)
+    except ConfigError as alone:
+        if str(alone) == str(error):
+            raise ConfigError(f"{path}: {error}") from error
+
+
+def _set_tables(settings: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return `table.key=value` texts as tables; of two for one setting the last wins. Raises: ConfigError."""
     tables: dict[str, dict[str, str]] = {}
     for text in settings:
         left, equals, value = text.partition("=")
@@ -113,11 +152,14 @@ def with_settings(config: Config, settings: Sequence[str]) -> Config:
             meant = f"; did you mean {setting(owner, table)}={value}?" if owner else ""
             raise ConfigError(f"--set expects table.key=value such as model.hidden=16,16, got {text!r}{meant}")
         tables.setdefault(table, {})[key] = value.strip()
-    return from_tables(tables, config)
+    return tables
 
 
-def with_model(config: Config | None, model: ModelConfig | None) -> Config:
-    """Return the configuration with this model. Raises: ConfigError if either has the wrong type, such as a name."""
+def with_model(config: Config | None, model: ModelConfig | None, settings: Mapping[str, Any]) -> Config:
+    """Return the configuration with this model and single settings by name, which are checked together.
+
+    Raises: ConfigError if either has the wrong type, such as a name; else as `with_named`.
+    """
     if not isinstance(config, Config | None):
         raise ConfigError(f"config must be a mggcn.Config, got {type(config).__name__}")
     if not isinstance(model, ModelConfig | None):
@@ -125,8 +167,7 @@ def with_model(config: Config | None, model: ModelConfig | None) -> Config:
             "model must be mggcn.GCN(...), or SAGE, GIN, GAT, GATv2, SGC, APPNP, RGCN, MLP, or for Trainer a torch module "
             f"(docs/own-models.md), got {type(model).__name__}"
         )
-    base = config or Config()
-    return base if model is None else dataclasses.replace(base, model=model)
+    return with_parts(config or Config(), _named_parts(settings), model=model)
 
 
 def with_named(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -134,7 +175,11 @@ def with_named(config: Config, settings: Mapping[str, Any]) -> Config:
 
     Raises: ConfigError for an unknown setting (the known ones are listed) or a value that does not fit.
     """
-    return from_tables(by_table({setting_name(key): value for key, value in settings.items()}), config)
+    return with_parts(config, _named_parts(settings))
+
+
+def _named_parts(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return parse_tables(by_table({setting_name(key): value for key, value in settings.items()}))
 
 
 def setting_name(key: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mggcn.config import TABLES, Config, from_tables, parse_value
-from mggcn.config.files import by_table, read_tables, setting_name
+from mggcn.config.files import Parts, by_table, parts_of, read_tables, setting_name
 from mggcn.errors import ConfigError, did_you_mean
 from mggcn.runs.sweep_study import Settings, drawn
 
@@ -148,8 +148,9 @@ def refuse_both(varied: Iterable[str], given: Iterable[str]) -> None:
         raise ConfigError(f"{both[0]} is varied by the grid and given for all trials, too; leave one of them out")
 
 
-def read_space(path: Path) -> tuple[Space, Config]:
-    """Read a sweep's file: [grid], [sweep] with OPTIONS, and tables of settings that all trials have.
+def read_space(path: Path) -> tuple[Space, Parts]:
+    """Read a sweep's file: [grid], [sweep] with OPTIONS, and tables of settings that all trials have, which are not
+    checked together yet.
 
     Raises: ConfigError if it is missing, not TOML, or holds anything else.
     """
@@ -160,10 +161,7 @@ def read_space(path: Path) -> tuple[Space, Config]:
             raise ConfigError(f"{path}: {name} must be a table [{name}], got {table!r}")
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise ConfigError(f"{path}: unknown setting sweep.{unknown[0]}; known in [sweep] are {', '.join(OPTIONS)}")
-    try:
-        base = from_tables(tables)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    base = parts_of(tables, path)
     source = f"{path}, [grid]"
     try:
         candidates = by_name(_flat(grid))

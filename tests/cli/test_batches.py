@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 import mggcn
 from mggcn.blocks.macrobatch import cache_bytes
+from mggcn.config import SampleConfig
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store_write import write_store
 from mggcn.memory.units import human
@@ -358,3 +359,56 @@ def test_bad_numbers_by_relation(fanout: str, words: str, tmp_path: Path, capsys
         said = refused(capsys, *command, *BY_RELATION, "--fanout", fanout)
         assert re.search(words, said), said
         assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "given"),
+    [
+        ("", ["--set", "sample.compare_gradient=5", "--batch", "5", "--fanout", "3,2"]),
+        ("", ["--set", "sample.fanout=3,2", "--batch", "5"]),
+        ("", ["--set", "sample.batch=5", "--fanout", "3,2"]),
+        ("", ["--compare-gradient", "5", "--set", "sample.batch=5", "--set", "sample.fanout=3,2"]),
+        ("[sample]\ncompare_gradient = 5\nfanout = [3, 2]\n", ["--batch", "5"]),
+        ("[sample]\ncompare_gradient = 5\nfanout = [3, 2]\n", ["--set", "sample.batch=5"]),
+        ("[data]\nrow_normalize = true\ninputs = 'learned:8'\n", ["--set", "data.inputs=stored"]),
+        ("[sample]\nbatch = 5\nfanout = [3, 2, 2]\n", ["--fanout", "3,2"]),
+        ("[run]\nprecision = 'bf16'\n[data]\ninputs = 'learned:8'\n", ["--precision", "fp32"]),
+    ],
+)
+def test_settings_from_all_places_are_checked_together(
+    file: str, given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a setting is refused for lack of another one that a later place gives, or for one that it replaces."""
+    where, path = store(tmp_path, graph_of(pattern("random", N, 1))), tmp_path / "settings.toml"
+    path.write_text(file)
+    said = run_main("plan", where, "--config", path, "--set", "model.hidden=8", *given)
+    assert said == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "named"),
+    [
+        ("[sample]\ncompare_gradient = 5\n", [], True),
+        ("[sample]\ncompare_gradient = 5\n", ["--epochs", "3"], True),
+        ("[train]\nlr = -1\n", [], True),
+        ("[train]\nlr = 'fast'\n", [], True),
+        ("[train]\nlr = 0.1\n", ["--set", "sample.compare_gradient=5"], False),
+        ("[sample]\nbatch = 5\n", ["--fanout", "3"], False),
+    ],
+)
+def test_the_file_that_is_wrong_is_named(
+    file: str, given: list[str], named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a file's own fault is not told with its name, or it is blamed for what a flag says."""
+    where, path = store(tmp_path, graph_of(pattern("random", N, 1))), tmp_path / "settings.toml"
+    path.write_text(file)
+    said = refused(capsys, "plan", where, "--config", path, "--set", "model.hidden=8", *given)
+    assert ("settings.toml" in said) == named, said
+
+
+def test_the_model_and_settings_of_python_are_checked_together() -> None:
+    """Fails if a model is refused for settings that the call itself replaces."""
+    sampled = mggcn.Config(sample=SampleConfig(batch=5, fanout=(3, 3, 2)))
+    graph = graph_of(pattern("random", N, 1))
+    trainer = mggcn.Trainer(graph, mggcn.GCN(hidden=8), config=sampled, fanout=(3, 2), threads=1)
+    assert trainer.config.sample.fanout == (3, 2)

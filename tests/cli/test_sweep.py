@@ -26,7 +26,7 @@ from mggcn.assemble.plan import Group, groups_of
 from mggcn.backend.cuda.driver import Gpu
 from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, RunConfig, from_tables
-from mggcn.config.files import from_toml, to_toml
+from mggcn.config.files import from_toml, layered, to_toml
 from mggcn.errors import ConfigError, RunError
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store, write_store
@@ -139,7 +139,7 @@ def test_grids_and_draws(tmp_path: Path) -> None:
         "[grid.run]\nranks = [1, 2]\n"
     )
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
-    space, base = read_space(file)
+    space, base = read_file(file)
     settings = space.settings(base)
     assert base.train.epochs == 7
     assert len({json.dumps(s) for s in settings}) == len(settings) == 12
@@ -148,7 +148,7 @@ def test_grids_and_draws(tmp_path: Path) -> None:
         "[sweep]\ntrials = 40\nseed = 3\n[grid]\ntrain.lr = {log = [1e-4, 1e-1]}\nmodel.dropout = {uniform = [0.2, 0.6]}\n"
         "train.optimizer = ['adam', 'sgd']\n"
     )
-    space, base = read_space(file)
+    space, base = read_file(file)
     drawn = space.settings(base)
     assert drawn == space.settings(base)
     assert len(drawn) == 40
@@ -200,11 +200,17 @@ def test_what_no_trial_can_be_is_refused_at_once(tmp_path: Path, text: str, mess
     (tmp_path / "grid.toml").write_text(text)
 
     def settings() -> None:
-        space, base = read_space(tmp_path / "grid.toml")
+        space, base = read_file(tmp_path / "grid.toml")
         space.settings(base)
 
     with pytest.raises(ConfigError, match=message):
         settings()
+
+
+def read_file(path: Path) -> tuple[Space, Config]:
+    """A sweep's file, and the settings that all trials have."""
+    space, parts = read_space(path)
+    return space, layered({path: parts}, [], {})
 
 
 def untrained(folder: Path) -> Sweep:
