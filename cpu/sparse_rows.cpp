@@ -18,7 +18,7 @@
 
 namespace {
 
-enum Status : int64_t { kDone = 0, kFull = 1, kColumn = 2, kPointers = 3 };
+enum Status : int64_t { kDone = 0, kFull = 1, kColumn = 2, kPointers = 3, kRepeated = 4 };
 
 // A row is found in two steps: its pointers are asked for, and then its entries.
 constexpr int64_t kPointersAhead = 16, kEntriesAhead = 4;
@@ -58,6 +58,11 @@ void gather_csr(const Features& from, const int64_t* ids, const T* scale, int64_
     const int64_t first = from.indptr[ids[i]], last = from.indptr[ids[i] + 1];
     if (first < 0 || last < first || last > from.stored) {
       status[0] = kPointers;
+      status[1] = ids[i];
+      return;
+    }
+    if (last - first > from.cols) {  // no batch has room for it: rows were counted as no longer than there are columns
+      status[0] = kRepeated;
       status[1] = ids[i];
       return;
     }

@@ -35,6 +35,7 @@ THREAD_BYTES = 1 << 20
 """Bytes of features for which a thread more is woken: 0.1 ms of one, which it takes some 0.05 to wake."""
 FULL: Final = 1
 COLUMN: Final = 2
+REPEATED: Final = 4
 """Of `Status` in cpu/sparse_rows.cpp."""
 NONZEROS: Final = "nonzeros of features"
 
@@ -143,7 +144,8 @@ class GatheredSparse:
 
         col_scale (R,): S_c of the input's rows, None for ones. Cost: two random accesses a row, two passes over
         the nonzeros of the input's rows, and one over those of each other row set. Raises: BatchTooLargeError for more
-        nonzeros than were planned; GraphError for a column that the features do not have, or pointers that do not ascend.
+        nonzeros than were planned; GraphError for a column that the features do not have, a row with more entries than
+        columns, or pointers that do not ascend.
         """
         ids, at, status = rows[self._plan.sizes[0][0]], self._address, np.zeros(2, np.int64)
         indptr, indices, values = self._source
@@ -191,6 +193,12 @@ class GatheredSparse:
             raise BatchTooLargeError(hop, NONZEROS, self._plan.nonzeros)
         if status == COLUMN:
             raise _no_column(self._plan.cols, at, self._source[1])
+        if status == REPEATED:
+            count = int(self._source[0][at + 1] - self._source[0][at])
+            raise GraphError(
+                f"the features of vertex {at} have {count} entries in {self._plan.cols} columns, so that a column is there "
+                "twice; the store is damaged: copy or prepare it again"
+            )
         if status:
             raise GraphError(
                 f"row pointers of the features of vertex {at} must ascend within the {self._source[1].shape[0]} stored "

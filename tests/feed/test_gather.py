@@ -189,6 +189,22 @@ def test_a_column_that_is_none_is_refused_in_sparse_rows(column: int) -> None:
         memory.gather({INPUT: np.arange(40), TARGETS: np.arange(40)}, None)
 
 
+@pytest.mark.parametrize("room", [1, 1000])
+def test_a_row_longer_than_the_columns_is_refused_in_sparse_rows(room: int) -> None:
+    """Fails if a damaged row is taken for a batch that is too large, whose halves would be tried, or is gathered."""
+    indptr, indices = np.array([0, 2, 2, 6, 7]), np.array([0, 2, 0, 1, 1, 2, 1], np.int32)
+    matrix = CSR(ArrayRows(indptr), ArrayRows(indices), None, 3)
+    reader = reader_of(sparse=True, normalised=False)
+    odd = dataclasses.replace(reader, graph=dataclasses.replace(reader.graph, features=matrix))
+    memory = GatheredSparse(odd, plan_of((3, 3), (2 + room, 2 + room), 3, "float32"))
+    ids = np.array([0, 2, 3])
+    with pytest.raises(
+        GraphError, match="the features of vertex 2 have 4 entries in 3 columns, so that a column is there"
+    ):
+        memory.gather({INPUT: ids, TARGETS: ids}, None)
+    assert memory.gather({INPUT: ids[:1], TARGETS: ids[:1]}, None)[INPUT].rows.nnz == 2
+
+
 @pytest.mark.parametrize("pointer", [-3, 10**9])
 def test_pointers_that_do_not_ascend_are_refused_in_sparse_rows(pointer: int) -> None:
     """Fails if a damaged store makes the gather read outside of the features."""
