@@ -108,7 +108,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     clip_norm: float
     schedule_start: int
     eval_every: int
-    evaluate: Literal["auto", "whole", "blocks"]
+    evaluate: Literal["auto", "whole", "blocks", "sampled"]
     class_weights: str | Sequence[float]
     label_smoothing: float
     ignored_labels: Widths

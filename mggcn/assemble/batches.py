@@ -17,8 +17,9 @@ from mggcn.blocks.macrobatch import Macrobatches
 from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.sampler import Sampler
 from mggcn.comm.base import Communicator
-from mggcn.config import Config
+from mggcn.config import Config, SampleConfig
 from mggcn.errors import PlanError
+from mggcn.feed.drawn_tiles import DrawnTiles
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.fetched import FetchedRows, OwnerRows
@@ -48,6 +49,7 @@ from mggcn.planning.batches import (
     reads_weights,
     share_plan,
 )
+from mggcn.planning.block_evaluation import evaluated_sample
 from mggcn.planning.run import RunPlan
 from mggcn.planning.sparse_rows import sparse_rows
 from mggcn.train.runtime import DTYPES
@@ -89,18 +91,30 @@ def shard_options(config: Config) -> ShardOptions:
     )
 
 
-def edge_values(config: Config, graph: Graph, plan: RunPlan, rank: int) -> EdgeValues:
-    """Return what finds what drawn edges count. graph: `mapped_once`."""
+def edge_values(
+    config: Config, graph: Graph, plan: RunPlan, rank: int, sample: SampleConfig | None = None
+) -> EdgeValues:
+    """Return what finds what drawn edges count. graph: `mapped_once`; sample: how they are drawn, as the run says."""
     adj_t = graph.adj_t
     return EdgeValues(
         adj_t,
-        config.sample,
+        sample or config.sample,
         self_loops=config.model.self_loops,
         corrected=is_corrected(config),
         stored=reads_weights(config, adj_t.values is not None, graph.repeats),
         real=np.dtype(scale_dtype(config.run.precision)),
         num_relations=plan.shape.num_relations if plan.ranks[rank].values.typed else 0,
     )
+
+
+def drawn_tiles(config: Config, graph: Graph, plan: RunPlan, rank: int) -> DrawnTiles | None:
+    """Return what draws the in-edges of an evaluation; None where all are read. graph: `mapped_once`."""
+    blocks = plan.ranks[rank].by_blocks
+    if blocks is None or blocks.drawn is None:
+        return None
+    sampler = Sampler(graph.adj_t, blocks.drawn.draws, self_loops=config.model.self_loops)
+    values = edge_values(config, graph, plan, rank, evaluated_sample(config))
+    return DrawnTiles(sampler, blocks.drawn, values, config.train.seed)
 
 
 def sampled_feed(

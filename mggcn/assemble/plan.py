@@ -280,15 +280,15 @@ def with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit:
     """
     ranks, asked = config.run.ranks, config.sample.batch and config.train.evaluate != "whole"
     apart = bool(asked) and ranks > 1 and ranks_here(ranks) < ranks
-    if config.train.evaluate == "blocks" and apart:
+    if config.evaluates_by_blocks and apart:
         raise ConfigError(
-            "train.evaluate blocks keeps rows in memory that all ranks share, and these are on several machines; set "
-            "train.evaluate=whole"
+            f"train.evaluate {config.train.evaluate} keeps rows in memory that all ranks share, and these are on several "
+            "machines; set train.evaluate=whole"
         )
-    if config.train.evaluate == "blocks" and not config.sample.batch:
+    if config.evaluates_by_blocks and not config.sample.batch:
         raise ConfigError(
-            "train.evaluate blocks saves memory where a step runs on a batch, and a step over the whole graph has its "
-            "memory already; set sample.batch, such as 1024, or leave train.evaluate out"
+            f"train.evaluate {config.train.evaluate} is for steps on batches, and one over the whole graph has the memory "
+            "of an exact evaluation already; set sample.batch, such as 1024, or leave train.evaluate out"
         )
     if config.train.evaluate != "auto" or not config.sample.batch:
         return planned(config)

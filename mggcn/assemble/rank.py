@@ -12,7 +12,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
-from mggcn.assemble.batches import mapped_once, norm_of, relays_of, sampled_feed, shard_options
+from mggcn.assemble.batches import drawn_tiles, mapped_once, norm_of, relays_of, sampled_feed, shard_options
 from mggcn.assemble.first_sums import compute_first_sums
 from mggcn.assemble.links import link_feed, link_scores, pair_loader
 from mggcn.assemble.parts import scales_of_all, waves_of
@@ -240,6 +240,7 @@ def _split_scores(
         options=options,
         everyone=whole_graph(graph.num_vertices),
         required=required_rows(graph, evaluated, len(plan.blocks), options.threads),
+        drawn=drawn_tiles(config, graph, context.plan, context.comm.rank),
     )
     evaluator = BlockEvaluator(plan, read, runtime, runtime.programs["train"].arena)
     return SplitScores(evaluator, plan, read.required[-1], some.ids.numpy(), context.backend)

@@ -117,11 +117,12 @@ class TrainConfig:
     eval_every: Annotated[int, Range(0)] = 1
     """Epochs between evaluations; 0 evaluates only after the last epoch. An evaluation that is made only because the run
     ends counts neither for patience nor for the schedule, and is the best only if there is no other."""
-    evaluate: Literal["auto", "whole", "blocks"] = "auto"
-    """How a run on batches computes scores, exactly either way. whole: by the whole graph's program, which needs memory for
-    the graph, its features and a layer of all vertices; blocks: layer by layer, over some vertices and all of their
-    in-neighbours at a time, with features and edges read from the store; auto: whole where it fits, decided for each graph
-    that is trained on or predicted."""
+    evaluate: Literal["auto", "whole", "blocks", "sampled"] = "auto"
+    """How a run on batches computes scores, exactly but for sampled. whole: by the whole graph's program, which needs room
+    for the graph, its features and a layer of all vertices; blocks: layer by layer, over some vertices and all of their
+    in-neighbours at a time, with features and edges read from the store; sampled: as blocks, but over 20 in-neighbours of
+    each that are drawn, to compare with BatchGNN, and marked as that; auto: whole where it fits, else blocks, decided for
+    each graph that is trained on or predicted."""
     loss: Literal["auto", "cross_entropy", "bce", "mse", "mae"] = "auto"
     """Mean over the training vertices, or over their known entries. auto: cross_entropy for classes, bce (cross-entropy of
     each label) for several labels a vertex, mse (squared error) for numbers; mae is the absolute error."""
@@ -210,7 +211,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        model, sample = self.model, self.sample
+        model, sample, train, evaluate = self.model, self.sample, self.train, f"train.evaluate {self.train.evaluate}"
         if sample.batch:
             _require(
                 model.aggregates,
@@ -261,7 +262,7 @@ class Config:
             )
             _require(
                 sample.rows == "mapped" or not self.evaluates_by_blocks,
-                f"train.evaluate blocks reads any rank's rows from the store, and sample.rows {sample.rows} does not; "
+                f"{evaluate} reads any rank's rows from the store, and sample.rows {sample.rows} does not; "
                 "choose whole",
             )
             self._check_history()
@@ -273,12 +274,17 @@ class Config:
         if self.evaluates_by_blocks:
             _require(
                 not sample.compare_gradient,
-                "sample.compare_gradient computes the whole graph's gradient, for which train.evaluate blocks leaves no "
+                f"sample.compare_gradient computes the whole graph's gradient, for which {evaluate} leaves no "
                 "memory; leave one of them out",
             )
             _require(
                 self.run.device == "cpu",
-                "train.evaluate blocks computes on CPUs; with --device cuda leave it out",
+                f"{evaluate} computes on CPUs; with --device cuda leave it out",
+            )
+            _require(
+                train.evaluate == "blocks" or sample.weights != "block",
+                f"{evaluate} normalises by the whole graph's degrees, and sample.weights block by those of a batch; choose "
+                "mean",
             )
         self._check_learned()
         several = model.residual == "linear" or model.kind in ("gin", "gatv2", "rgcn")
@@ -306,7 +312,10 @@ class Config:
             (sample.first == "full", f"sample.first full computes A X once, and {rows} moves X; choose drawn"),
             (sample.plan == "run", f"sample.plan run may halve a step, and {rows} exchanges rows once; choose auto"),
             (sample.rows != "mapped", f"sample.rows {sample.rows} fetches features, and {rows} has none; leave it out"),
-            (train.evaluate == "blocks", f"train.evaluate blocks reads stored features, and not {rows}; choose whole"),
+            (
+                self.evaluates_by_blocks,
+                f"train.evaluate {train.evaluate} reads stored features, and not {rows}; choose whole",
+            ),
         )
         for wrong, message in refused:
             _require(not wrong, message)
@@ -368,9 +377,9 @@ class Config:
     @property
     def evaluates_by_blocks(self) -> bool:
         """Whether scores are to be computed layer by layer, not by the whole graph's program; not if that is left open."""
-        return self.train.evaluate == "blocks"
+        return self.train.evaluate in ("blocks", "sampled")
 
-    def evaluating(self, how: Literal["auto", "whole", "blocks"]) -> Config:
+    def evaluating(self, how: Literal["auto", "whole", "blocks", "sampled"]) -> Config:
         """Return the same settings with another train.evaluate."""
         return dataclasses.replace(self, train=dataclasses.replace(self.train, evaluate=how))
 

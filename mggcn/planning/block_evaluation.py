@@ -15,7 +15,9 @@ from mggcn.aggregate.local import LocalPlan
 from mggcn.backend.cpu.figures import Figures
 from mggcn.blocks.block import OWNED, WHOLE, Block, Capacity, RowSet
 from mggcn.blocks.capacities import layers_of
-from mggcn.config import Config
+from mggcn.blocks.drawn_rows import row_slots
+from mggcn.blocks.slot import SlotPlan
+from mggcn.config import Config, SampleConfig
 from mggcn.memory.arena import ITEM_BYTES, ArenaPlan, BufferSpec, place
 from mggcn.memory.device import DEVICES, OPERAND, REAL, STORAGE
 from mggcn.memory.units import human
@@ -26,6 +28,7 @@ from mggcn.model.network import NETWORKS, Choices, Values, make_values, num_aggr
 from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.model.stages import RESULT, Stages, cut
+from mggcn.planning.batches import draws_of
 from mggcn.planning.regions import RankSizes
 from mggcn.planning.shape import GraphShape
 
@@ -42,6 +45,8 @@ REORDERED: Final = ("permute", "locality")
 """Orders by which a single rank has the vertices in another order too."""
 ROW_BYTES: Final = 104
 """Bytes a row of a chunk, and of the one before: row pointers as they are read and multiplied, ids, and scales."""
+EVALUATED_FANOUT: Final = 20
+"""In-neighbours of a row that train.evaluate sampled draws in each layer: BatchGNN's."""
 TYPED_BYTES: Final = 64
 """Bytes an edge while a chunk's edges are put in order by relation."""
 
@@ -94,6 +99,8 @@ class BlockEvaluation:
     result: BufferSpec
     share: int
     nbytes: int
+    drawn: SlotPlan | None = None
+    """What drawing in-neighbours takes; None: all of them are read."""
 
     @property
     def rows(self) -> dict[RowSet, int]:
@@ -123,8 +130,9 @@ class BlockEvaluation:
         columns = [f"{cols} columns for sum {number}" for number, cols in widths.items() if cols]
         scored = next((p.spec.rows for p in self.outputs.placements if p.spec.name == RESULT), 0)
         shared = f", once for all ranks, of which each counts 1/{ranks}" if ranks > 1 else ""
+        which = f"{EVALUATED_FANOUT} DRAWN in-neighbours a row" if self.drawn else "all in-neighbours"
         return [
-            f"evaluation by blocks of all in-neighbours, layer by layer: at most {self.chunk.targets:,} rows and "
+            f"evaluation by blocks of {which}, layer by layer: at most {self.chunk.targets:,} rows and "
             f"{self.chunk.edges:,} edges at a time",
             f"  in memory between sums over neighbours: {', '.join(columns)} of all vertices, and scores of {scored:,}; "
             f"at most {human(self.outputs.nbytes)} at once{shared}",
@@ -165,7 +173,10 @@ def plan_blocks(
     # A rank that has all vertices in their order returns the scores that are kept.
     in_order = run.ranks == 1 and run.order not in REORDERED
     scores, result = (BufferSpec("", most, shape.num_classes, sizes.dtype) for most in (at_once, min(rows, scored)))
-    nbytes = -(-outputs.nbytes // run.ranks) + _chunk_bytes(shape, chunk, run.precision, typed=values.typed)
+    drawn = None if config.train.evaluate != "sampled" else _drawing(config, shape, len(blocks), values.typed)
+    valued = shape.weighted or drawn is not None
+    nbytes = -(-outputs.nbytes // run.ranks) + _chunk_bytes(chunk, run.precision, valued=valued, typed=values.typed)
+    nbytes += 0 if drawn is None else drawn.nbytes
     nbytes += scores.nbytes + (0 if features is None else features.nbytes)
     nbytes += 0 if in_order else result.nbytes + 4 * result.rows
     nbytes += (len(blocks) + 1) * vertices  # and which rows each layer computes
@@ -183,7 +194,19 @@ def plan_blocks(
         result=result,
         share=rows,
         nbytes=nbytes,
+        drawn=drawn,
     )
+
+
+def evaluated_sample(config: Config) -> SampleConfig:
+    """Return how train.evaluate sampled draws: as the run does, but EVALUATED_FANOUT in-neighbours in every layer."""
+    layers = (EVALUATED_FANOUT,) * len(config.sample.fanout)
+    return replace(config.sample, fanout=layers, first="drawn", by_type=config.sample.draws_by_type)
+
+
+def _drawing(config: Config, shape: GraphShape, layers: int, typed: bool) -> SlotPlan:
+    draws = draws_of(evaluated_sample(config), shape.num_relations)
+    return row_slots(draws, shape.num_vertices, places=shape.weighted or typed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +246,12 @@ def _outputs(stages: Stages, sizes: Sizes, counts: tuple[int, int], input_cols: 
     return place(specs, uses)
 
 
-def _chunk_bytes(shape: GraphShape, chunk: Capacity, precision: str, *, typed: bool) -> int:
+def _chunk_bytes(chunk: Capacity, precision: str, *, valued: bool, typed: bool) -> int:
     """Return the bytes of a chunk's edges as they are read and as they are multiplied, beside those of the chunk before,
     and of what goes with its rows.
     """
-    real, weighted = ITEM_BYTES[REAL[precision]], shape.weighted or typed
-    edge = 3 * 4 + (4 + 2 * real) * weighted + TYPED_BYTES * typed
+    real, valued = ITEM_BYTES[REAL[precision]], valued or typed
+    edge = 3 * 4 + (4 + 2 * real) * valued + TYPED_BYTES * typed
     return chunk.edges * edge + ROW_BYTES * chunk.targets
 
 
@@ -253,6 +276,8 @@ def plan_scoring(config: Config, shape: GraphShape, figures: Figures, network: N
     """
     run, vertices = config.run, shape.num_vertices
     shape, loops = replace(shape, num_evaluated=0), vertices * config.model.self_loops
+    if config.train.evaluate == "sampled":
+        config = config.evaluating("blocks")  # scores of all vertices are exact
     sizes = Sizes(rows={}, dtype=STORAGE[run.precision], operand=OPERAND[run.precision], device=DEVICES["cpu"])
     plan = plan_blocks(config, shape, -(-vertices // run.ranks), sizes, shape.num_edges + loops, network)
     chunks = Counter([plan.matrix] if plan.blocks else ())

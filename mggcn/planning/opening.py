@@ -12,10 +12,13 @@ from mggcn.cost.machine import Machine
 from mggcn.errors import MggcnError
 from mggcn.memory.device import launching
 from mggcn.memory.units import human
+from mggcn.planning.block_evaluation import EVALUATED_FANOUT
 from mggcn.planning.cost_text import memory_alone, seconds_text
 from mggcn.planning.op_cost import epoch_cost, first_sums_s
 from mggcn.planning.run import RunPlan
 from mggcn.planning.text import subject
+
+SAMPLED = f"and so are scores, which are SAMPLED over {EVALUATED_FANOUT} in-neighbours a row"
 
 
 def opening_lines(
@@ -50,7 +53,7 @@ def opening_lines(
         dealt = {"global": "", "ranges": ", dealt by ranges", "by-class": " by weight of class"}[config.sample.deal]
         lines.append(
             f"{size} training {of}{dealt} and {drawn}, {steps}: gradients are estimates of the whole graph's, "
-            "evaluation is exact"
+            + ("evaluation is exact" if config.train.evaluate != "sampled" else SAMPLED)
         )
         if plan.stack.together:
             lines.append("ranks share a batch: each of its rows is computed once, by the rank that owns it")

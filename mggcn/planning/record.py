@@ -65,7 +65,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "programs": {p.name: [op.label for op in p.ops] for p in first.programs.all},
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "partition": plan.stats.to_dict(),
-        **({"evaluate": "blocks" if plan.by_blocks else "whole"} if plan.config.sample.batch else {}),
+        **({"evaluate": plan.chosen.train.evaluate} if plan.config.sample.batch else {}),
     } | ({} if plan.stack is None else _stack_dict(plan.stack))
 
 

@@ -221,9 +221,9 @@ class RunPlan:
     @property
     def chosen(self) -> Config:
         """The configuration with the evaluation that was planned, from which the same is planned again."""
-        return (
-            self.config.evaluating("blocks" if self.by_blocks else "whole") if self.config.sample.batch else self.config
-        )
+        if not self.config.sample.batch or self.config.train.evaluate != "auto":
+            return self.config
+        return self.config.evaluating("blocks" if self.by_blocks else "whole")
 
     @property
     def largest(self) -> RankPlan:

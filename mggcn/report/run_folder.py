@@ -82,6 +82,8 @@ def read_run(run: Path) -> RunRecord:
     runs, torn = _read_history(run / "history.jsonl", interrupted)
     result = None if interrupted else _read_result(run / "result.json")
     notes = ["The last line of history.jsonl is incomplete and was left out."] if torn else []
+    if config.get("train", {}).get("evaluate") == "sampled":
+        notes.append("Scores are SAMPLED, over some in-neighbours of each row alone: for a comparison, and not exact.")
     if interrupted:
         notes.insert(0, _interruption(run, config, runs))
     plan = _read_plan(run / "plan.json")

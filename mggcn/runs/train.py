@@ -40,6 +40,7 @@ from mggcn.memory.device import launching, not_captured
 from mggcn.memory.units import free_bytes
 from mggcn.partition.base import Partition
 from mggcn.planning.advice import require_fit, require_pinned
+from mggcn.planning.block_evaluation import EVALUATED_FANOUT
 from mggcn.planning.opening import opening_lines
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shared import Shared
@@ -235,6 +236,7 @@ def result_of(
     trainer = rank.trainer
     return {
         **trainer.summary(),
+        **({"evaluated_fanout": EVALUATED_FANOUT} if config.train.evaluate == "sampled" else {}),
         "seconds_per_epoch": trainer.epoch_seconds.median(),
         "setup_seconds": setup_seconds,
         "planned_peak_bytes": plan.process_bytes,

@@ -23,6 +23,7 @@ from mggcn.backend.base import KernelBackend
 from mggcn.blocks.block import RowSet
 from mggcn.comm.base import Communicator
 from mggcn.comm.shared_memory import shared_memory
+from mggcn.feed.drawn_tiles import DrawnTiles
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.gather import GatheredRows
 from mggcn.feed.norm_scales import NormScales
@@ -67,7 +68,8 @@ class EvaluatedGraph:
     """What an evaluation reads of the graph: in-edges, features, and the scales of the vertices.
 
     options: the normalisation of the edges. everyone: all vertices as one rank's, in their order. required: by layer, the
-    input's first, which rows the scores depend on, bool (N,), the last those that are evaluated; None: all.
+    input's first, which rows the scores depend on, bool (N,), the last those that are evaluated; None: all. drawn: where
+    in-edges are drawn, what does it.
     """
 
     adj_t: CSR
@@ -76,6 +78,7 @@ class EvaluatedGraph:
     options: ShardOptions
     everyone: Owners
     required: Sequence[Mask | None]
+    drawn: DrawnTiles | None = None
 
 
 class BlockEvaluator:
@@ -143,13 +146,17 @@ class BlockEvaluator:
         aggregations = {}
         if stage.block is not None:
             aggregations[stage.block] = self._edges
-            self._load(self._tile(span, required))
+            self._load(self._tile(stage.number, span, required))
         self._runtime.inputs = self._inputs(stage, span)
         self._runtime.run(BoundProgram(program, self._arena, aggregations, outputs | inside))
 
-    def _tile(self, span: range, required: Mask | None) -> Tile:
-        """Return the in-edges of a span's rows, as the whole graph's tile has them; of rows that are not required none."""
+    def _tile(self, layer: int, span: range, required: Mask | None) -> Tile:
+        """Return the in-edges of a span's rows, as the whole graph's tile has them, or drawn; of rows that are not required
+        none.
+        """
         graph, options = self._graph, self._graph.options
+        if graph.drawn is not None:
+            return graph.drawn.tile(layer, span, required)
         build = functools.partial(
             build_tiles,
             owners=graph.everyone,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from mggcn.backend.epoch_end import LOSS, SECONDS, STOP
 from mggcn.config import TrainConfig
 from mggcn.errors import ConfigError, RunError
+from mggcn.planning.block_evaluation import EVALUATED_FANOUT
 from mggcn.train.checkpoint import Progress, load_checkpoint, of_rank, refusing_strangers, save_checkpoint, stage_state
 from mggcn.train.engine import Engine, Scores, Stop, moved_steps, refuse_skipped
 from mggcn.train.heartbeat import Heartbeat
@@ -161,6 +162,8 @@ class Loop:
         due = self._due(progress.epoch)
         scores = self._score() if due or progress.epoch == config.epochs else dict.fromkeys(("train", "val", "test"))
         row = {"epoch": progress.epoch, "loss": loss, **scores, "lr": rate, "seconds": seconds, **compared, **counts}
+        if config.evaluate == "sampled" and any(score is not None for score in scores.values()):
+            row["evaluated_fanout"] = EVALUATED_FANOUT
         if config.repeat > 1:
             row["run"] = progress.run
         log.epoch(row)

@@ -19,6 +19,7 @@ from mggcn.feed.sampled import SampledFeed
 from mggcn.graph.generate import community as generate
 from mggcn.graph.links import split_links
 from mggcn.graph.store import open_store
+from mggcn.planning import block_evaluation
 from tests.cli.runs import history, refused, run_main, same_tensors
 
 SETTINGS = ["--batch", "7", "--fanout", "4,3", "--epochs", "3", "--threads", "1"]
@@ -240,3 +241,34 @@ def test_evaluation_by_blocks_needs_batches(
     assert run_main("train", community, "--set", "train.evaluate=blocks", "--out", run) == 2
     assert "set sample.batch, such as 1024, or leave train.evaluate out" in capsys.readouterr().err
     assert not run.exists()
+
+
+def test_sampled_scores_are_marked(
+    community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if sampled scores pass for exact ones, differ after an interruption, or predictions are sampled, too."""
+    monkeypatch.setattr(block_evaluation, "EVALUATED_FANOUT", 2)
+    given = [*(word for word in SETTINGS if word != "--quiet"), "--set", "train.evaluate=sampled"]
+    assert run_main("train", community, *given, "--epochs", "4", "--out", tmp_path / "run") == 0
+    assert "and so are scores, which are SAMPLED over 20 in-neighbours a row" in capsys.readouterr().out
+    rows = history(tmp_path / "run")
+    assert {row["evaluated_fanout"] for row in rows} == {20}
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["evaluated_fanout"] == 20
+    assert run_main("report", tmp_path / "run") == 0
+    assert "Scores are SAMPLED" in (tmp_path / "run" / "report" / "index.html").read_text()
+
+    assert run_main("train", community, *given, "--epochs", "2", "--out", tmp_path / "half") == 0
+    assert run_main("train", "--resume", tmp_path / "half", "--epochs", "4") == 0
+    scores = [[row[name] for name in ("loss", "train", "val", "test")] for row in rows]
+    assert [[row[name] for name in ("loss", "train", "val", "test")] for row in history(tmp_path / "half")] == scores
+    found = {}
+    for how in ("sampled", "blocks"):
+        once = ["--epochs", "4", "--set", "train.eval_every=0", "--set", f"train.evaluate={how}"]
+        assert run_main("train", community, *SETTINGS, *once, "--out", tmp_path / how) == 0
+        last = history(tmp_path / how)[-1]
+        found[how] = (
+            [last[name] for name in ("train", "val", "test")],
+            mggcn.Trainer.from_run(tmp_path / how, open_store(community)).predict(),
+        )
+    assert found["sampled"][0] != found["blocks"][0]
+    np.testing.assert_array_equal(found["sampled"][1], found["blocks"][1])

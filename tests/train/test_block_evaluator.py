@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mggcn.assemble.batches import drawn_tiles, mapped_once
 from mggcn.assemble.plan import plan_graph, plan_shape
 from mggcn.assemble.rank import Rank
 from mggcn.comm.base import Communicator
@@ -378,3 +379,89 @@ def test_links_are_scored_by_the_same_embeddings(ranks: int) -> None:
     assert found[0]
     for split, scores in found[0].items():
         assert found[1][split] == pytest.approx(scores, rel=1e-9)
+
+
+SAMPLED: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
+    "gcn": ({"kind": "gcn", "self_loops": True}, graph_of, {}),
+    "sage": ({"kind": "sage", "aggregator": "mean"}, graph_of, {"draw": "replace"}),
+    "gat": ({"kind": "gat", "heads": 2}, graph_of, {}),
+    "rgcn": ({"kind": "rgcn", "bases": 3}, lambda: typed_graph("weighted"), {"by_type": True}),
+    "rgcn, labor": ({"kind": "rgcn", "bases": 3}, lambda: typed_graph("random"), {"draw": "labor"}),
+}
+
+
+@pytest.mark.parametrize("name", ["gcn", "gat", "rgcn"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sampled_over_all_neighbours_the_scores_are_exact(
+    name: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a drawn edge is of another row or layer, or counts otherwise than where all are read."""
+    monkeypatch.setattr(block_evaluation, "EVALUATED_FANOUT", 60)
+    model, make, sample = SAMPLED[name]
+    config, graph = config_of(ranks, model), make()
+    for drawn, exact in zip(*(evaluated(config, graph, how, **sample) for how in ("sampled", "blocks")), strict=True):
+        np.testing.assert_array_equal(drawn.ids, exact.ids)
+        np.testing.assert_allclose(drawn.logits, exact.logits, atol=1e-10 * np.abs(exact.logits).max())
+        assert drawn.scores == exact.scores
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_scores_depend_on_the_seed_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if scores are exact though few neighbours are drawn, or differ by ranks or from one evaluation to the next."""
+    monkeypatch.setattr(block_evaluation, "EVALUATED_FANOUT", 2)
+    model, make, sample = SAMPLED[name]
+    graph = make()
+
+    def twice(rank: Rank) -> Any:
+        first = rank.trainer.scores()
+        np.testing.assert_array_equal(rank.trainer.scores(), first)
+        return rank.trainer.runtime.inputs.owned.ids.numpy(), first
+
+    def logits(ranks: int, how: str) -> Any:
+        config = sampled(config_of(ranks, model), how, sample)
+        ids, rows = (np.concatenate(of) for of in zip(*on_ranks(config, graph, twice), strict=True))
+        return rows[np.argsort(ids)]
+
+    found, exact = logits(1, "sampled"), logits(1, "blocks")
+    assert np.abs(found - exact).max() > 1e-3 * np.abs(exact).max()
+    np.testing.assert_allclose(logits(3, "sampled"), found, atol=1e-10 * np.abs(found).max())
+
+
+def test_sampled_draws_are_named_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if two seeds draw the same neighbours for evaluations, or a row has more of them than it should."""
+    monkeypatch.setattr(block_evaluation, "EVALUATED_FANOUT", 3)
+    graph, config = graph_of(), sampled(config_of(1, {"kind": "sage", "aggregator": "mean"}), "sampled", {})
+    plan, _ = plan_graph(config, graph)
+    n = graph.num_vertices
+
+    def tiles(seed: int) -> list[Any]:
+        named = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+        drawn = drawn_tiles(named, mapped_once(graph.untyped()), plan, 0)
+        assert drawn is not None
+        return [drawn.tile(layer, range(n), None) for layer in (1, 2)]
+
+    one, two = tiles(5), tiles(6)
+    degrees = np.minimum(np.diff(graph.adj_t.indptr.array()), 3)
+    for tile in (*one, *two):
+        np.testing.assert_array_equal(np.diff(tile.indptr), degrees)
+    assert not np.array_equal(one[0].indices, two[0].indices)
+    assert not np.array_equal(one[0].indices, one[1].indices)
+    required = np.arange(n) % 3 == 0
+    drawn = drawn_tiles(config, mapped_once(graph.untyped()), plan, 0)
+    assert drawn is not None
+    some, every = drawn.tile(1, range(4, n), required), drawn.tile(1, range(n), None)
+    rows = np.repeat(np.arange(n), np.diff(every.indptr))
+    np.testing.assert_array_equal(some.indices, every.indices[required[rows] & (rows >= 4)])
+
+
+@pytest.mark.parametrize(
+    ("sample", "train", "words"),
+    [
+        ({"weights": "block"}, {}, "train.evaluate sampled normalises by the whole graph's degrees"),
+        ({"compare_gradient": 1}, {}, "for which train.evaluate sampled leaves no memory"),
+    ],
+)
+def test_sampled_does_not_go_with(sample: dict[str, Any], train: dict[str, Any], words: str) -> None:
+    """Fails if an evaluation that is sampled is planned with what it cannot have."""
+    with pytest.raises(ConfigError, match=words):
+        sampled(batches(config_of(1, {"kind": "gcn"}), **train), "sampled", sample)
