@@ -36,55 +36,60 @@ def opening_lines(
     limit: bytes that a rank may use. reason: why `auto` chose its strategy and order; "" if they were set. in_float32: the
     machine with the rates of a run in float32.
     """
-    config = plan.config
     graph, network = subject(plan)
     own = store is not None and graph.startswith(f"{store.name}: ")  # prepare names a graph as its store
     held = graph if store is None else f"store {store}{graph.removeprefix(store.name) if own else f' holds {graph}'}"
     lines = [held, network]
-    if plan.stack is not None and config.sample.batch:
-        fanout = ", ".join("all" if numbers == ALL else str(numbers) for numbers in config.sample.drawn_fanout)
-        full = config.sample.first == "full"
-        drawn = f"{fanout} drawn in-neighbours" + " of the seeds, all of the first layer" * full
-        batch, training = config.sample.batch, plan.shape.num_training or config.sample.batch
-        of = "links" if plan.shape.task == "links" else "vertices"
-        size, steps = f"batches of {batch:,}", f"{plan.steps:,} step{'s' * (plan.steps > 1)} an epoch"
-        if batch > training:  # a mistyped size is seen here
-            size, steps = f"a batch of all {training:,}", f"which are fewer than {batch:,}, one step an epoch"
-        dealt = {"global": "", "ranges": ", dealt by ranges", "by-class": " by weight of class"}[config.sample.deal]
-        lines.append(
-            f"{size} training {of}{dealt} and {drawn}, {steps}: gradients are estimates of the whole graph's, "
-            + ("evaluation is exact" if config.train.evaluate != "sampled" else SAMPLED)
-        )
-        if plan.stack.together:
-            lines.append("ranks share a batch: each of its rows is computed once, by the rank that owns it")
-        if config.reads_history:
-            lines.append(
-                "rows of other ranks' vertices come from a cache, as these last sent them: gradients are APPROXIMATE "
-                "(mggcn plan says what is sent and kept)"
-            )
-        if config.fetches_rows:
-            many = {0: "of an epoch's steps", 1: "of each step"}.get(
-                config.sample.macro, f"of {config.sample.macro:,} steps"
-            )
-            what = "edges and features" if config.draws_at_owners else "features"
-            lines.append(f"{what} of other ranks' vertices come from these, those {many} together")
-        if config.sample.deal == "ranges" and len(plan.ranks) > 1:
-            lines.append(
-                f"batches depend on the {len(plan.ranks)} ranks: each shuffles a range of the training vertices"
-            )
-    if every := config.sample.compare_gradient:
+    if plan.stack is not None and plan.config.sample.batch:
+        lines += [_batch_line(plan), *_ranks_lines(plan)]
+    if every := plan.config.sample.compare_gradient:
         when = "every epoch" if every == 1 else f"every {every:,} epochs"
         lines.append(f"after {when} the gradient of the next step is compared with the exact one")
     if len(plan.ranks) > 1:
         lines.append(
             reason or "strategy and order are those of the settings; --strategy auto --order auto compares all"
         )
-    if how := launching(config):
+    if how := launching(plan.config):
         lines.append(how)
     peak = f"predicted peak {human(plan.largest.total_bytes)} of {human(limit)} per rank"
     with suppress(MggcnError):  # without rates no seconds are predicted, as the last line says
         lines += memory_alone(plan, machine, in_float32 or machine)
     return [*lines, f"{peak}; {_duration(plan, machine, done)}"]
+
+
+def _batch_line(plan: RunPlan) -> str:
+    """Say how large batches are, what is drawn around their seeds, and what of a run is an estimate."""
+    config, sample = plan.config, plan.config.sample
+    fanout = ", ".join("all" if numbers == ALL else str(numbers) for numbers in sample.drawn_fanout)
+    drawn = f"{fanout} drawn in-neighbours" + " of the seeds, all of the first layer" * (sample.first == "full")
+    batch, training = sample.batch, plan.shape.num_training or sample.batch
+    of = "links" if plan.shape.task == "links" else "vertices"
+    size, steps = f"batches of {batch:,}", f"{plan.steps:,} step{'s' * (plan.steps > 1)} an epoch"
+    if batch > training:  # a mistyped size is seen here
+        size, steps = f"a batch of all {training:,}", f"which are fewer than {batch:,}, one step an epoch"
+    dealt = {"global": "", "ranges": ", dealt by ranges", "by-class": " by weight of class"}[sample.deal]
+    scores = SAMPLED if config.train.evaluate == "sampled" else "evaluation is exact"
+    return f"{size} training {of}{dealt} and {drawn}, {steps}: gradients are estimates of the whole graph's, {scores}"
+
+
+def _ranks_lines(plan: RunPlan) -> list[str]:
+    """Say what ranks that train on batches share, send each other, and change."""
+    config, lines = plan.config, list[str]()
+    if plan.stack is not None and plan.stack.together:
+        lines.append("ranks share a batch: each of its rows is computed once, by the rank that owns it")
+    if config.reads_history:
+        lines.append(
+            "rows of other ranks' vertices come from a cache, as these last sent them: gradients are APPROXIMATE "
+            "(mggcn plan says what is sent and kept)"
+        )
+    if config.fetches_rows:
+        macro = config.sample.macro
+        many = {0: "of an epoch's steps", 1: "of each step"}.get(macro, f"of {macro:,} steps")
+        what = "edges and features" if config.draws_at_owners else "features"
+        lines.append(f"{what} of other ranks' vertices come from these, those {many} together")
+    if config.sample.deal == "ranges" and len(plan.ranks) > 1:
+        lines.append(f"batches depend on the {len(plan.ranks)} ranks: each shuffles a range of the training vertices")
+    return lines
 
 
 def _duration(plan: RunPlan, machine: Machine, done: int) -> str:
