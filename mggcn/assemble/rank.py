@@ -164,25 +164,7 @@ def make_rank(
     load: LoadBatch = _unchanged
     by_blocks: SplitScores | None = None
     if plan.stack is not None:
-        graph = mapped_once(graph if rank_plan.values.typed else graph.untyped())
-        rows, of, owners = (
-            VertexFeatures(graph, config.data.row_normalize),
-            rank_plan.values.first,
-            row_owners(partition),
-        )
-        norm = scales_of_all(config, graph, owners, counted) if config.draws_at_owners else norm_of(config, graph)
-        sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
-        targets = _step_targets(context, runtime, graph)
-        labels = None if targets is None else targets.read
-        if feed is None:
-            owner = owners.owner_of(slice(None))  # once, because ranges make it
-            of_owners = waves_of if config.draws_at_owners else relays_of
-            relays = of_owners(config, graph, plan, owner, rows, counted) if config.fetches_rows else None
-            feed = sampled_feed(
-                config, graph, plan, owners, owner, comm.rank, rows, norm, backend, sums, labels, relays
-            )
-        load = _loader(context, runtime, feed.stack or plan.stack, rows, norm, targets)
-        by_blocks = _split_scores(context, runtime, rows, norm)
+        graph, feed, load, by_blocks = _on_batches(context, runtime, plan.stack, feed)
     feed = feed or link_feed(config, graph, context.local_index, comm.rank) or WholeGraph()
     watch: Watch = Unwatched()
     if config.run.timeline and folder is not None:
@@ -213,6 +195,31 @@ def make_rank(
         by_blocks,
     )
     return Rank(trainer, counted, rank_plan, watch, feed)
+
+
+def _on_batches(
+    context: _RankContext, runtime: RankRuntime, stack: Stack, feed: Feed | None
+) -> tuple[Graph, Feed, LoadBatch, SplitScores | None]:
+    """Return what steps on batches need: the graph as they read it, their feed, by default one that draws, what loads its
+    batches, and what evaluates by blocks, if the plan does. stack: the plan's. Collective.
+    """
+    config, plan, counted = context.config, context.plan, context.comm
+    values, owners = context.rank_plan.values, row_owners(context.partition)
+    graph = mapped_once(context.graph if values.typed else context.graph.untyped())
+    rows, of = VertexFeatures(graph, config.data.row_normalize), values.first
+    norm = scales_of_all(config, graph, owners, counted) if config.draws_at_owners else norm_of(config, graph)
+    sums = None if of is None else compute_first_sums(config, rows, norm, of, runtime)
+    targets = _step_targets(context, runtime, graph)
+    labels = None if targets is None else targets.read
+    if feed is None:
+        owner = owners.owner_of(slice(None))  # once, because ranges make it
+        of_owners = waves_of if config.draws_at_owners else relays_of
+        relays = of_owners(config, graph, plan, owner, rows, counted) if config.fetches_rows else None
+        feed = sampled_feed(
+            config, graph, plan, owners, owner, counted.rank, rows, norm, context.backend, sums, labels, relays
+        )
+    load = _loader(context, runtime, feed.stack or stack, rows, norm, targets)
+    return graph, feed, load, _split_scores(context, runtime, rows, norm)
 
 
 def _split_scores(
