@@ -53,6 +53,10 @@ class Macrobatches:
         first, last = at * self.batches, min((at + 1) * self.batches, self.steps)
         return range(epoch * self.steps + first, epoch * self.steps + last)
 
+    def of_epoch(self, epoch: int) -> range:
+        """Return the numbers of those of an epoch."""
+        return range(epoch * self.per_epoch, (epoch + 1) * self.per_epoch)
+
     def at_once(self, ahead: int) -> int:
         """Return the most of them that a step and so many behind it belong to."""
         first = np.arange(self.steps)

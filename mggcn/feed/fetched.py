@@ -28,9 +28,17 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]
 Relay: TypeAlias = Generator[Event, None, Counts]
+Read: TypeAlias = dict[tuple[int, int], Counts]
+"""What batches of all ranks have read, by seed and macrobatch: one that is fetched again counts once."""
 OWN, CACHED, REMOTE = range(3)
 PIECE_BYTES: Final = 1 << 20
 """Bytes of rows that are gathered at a time: what lies between memory takes no more."""
+
+
+def taken_counts(read: Read, seed: int, numbers: range, names: Sequence[str]) -> dict[str, int]:
+    """Take the counts of some macrobatches out of those that are kept, and return their sums by name, {} for nothing."""
+    found = [read.pop((seed, number)) for number in numbers if (seed, number) in read]
+    return dict(zip(names, np.sum(found, axis=0).tolist(), strict=True)) if found else {}
 
 
 class OwnerRows:

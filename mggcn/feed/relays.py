@@ -21,7 +21,7 @@ from mggcn.blocks.macrobatch import COUNTS, EXCHANGES, Macrobatches
 from mggcn.blocks.sampler import BatchTooLargeError, Sampler
 from mggcn.blocks.slot import Slot, SlotPlan
 from mggcn.comm.base import Event
-from mggcn.feed.fetched import REMOTE, OwnerRows, Relay
+from mggcn.feed.fetched import REMOTE, OwnerRows, Read, Relay, taken_counts
 from mggcn.feed.seeds import RankSeeds, Step
 
 Ids = npt.NDArray[np.int64]
@@ -67,8 +67,7 @@ class Relays:
         """Whether the thread is to leave what it has begun."""
         self._here = deque[_Macrobatch]()
         """One behind the other."""
-        self._read: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
-        """Counts of all ranks, by seed and epoch."""
+        self._read: Read = {}
 
     def fetch(self, seed: int, first: int, last: int) -> None:
         """Have the rows of steps first .. last - 1 here, and those of later ones one exchange further on their way.
@@ -102,15 +101,12 @@ class Relays:
         try:
             macro.event = next(macro.relay)
         except StopIteration as done:
-            macro.relay, (seed, number) = None, macro.key
-            epoch = seed, number // self._macros.per_epoch
-            self._read[epoch] = done.value + self._read.get(epoch, np.zeros(COUNTS, np.int64))
+            macro.relay, self._read[macro.key] = None, done.value
 
     def counts(self, seed: int, epoch: int) -> dict[str, int]:
         """Return what all ranks' batches of an epoch have read since this was asked last, {} for nothing."""
-        found = self._read.pop((seed, epoch), None)
         names = ("rows_own", "rows_cached", "rows_remote", "rows_fetched")
-        return {} if found is None else dict(zip(names, found.tolist(), strict=True))
+        return taken_counts(self._read, seed, self._macros.of_epoch(epoch), names)
 
     def halt(self) -> None:
         """Have the thread leave what it draws ahead, which may be an epoch; what is fetched after that begins anew.

@@ -23,7 +23,7 @@ from mggcn.blocks.drawn_rows import ReadyEdges
 from mggcn.blocks.letters import Words, lead
 from mggcn.blocks.macrobatch import Macrobatches
 from mggcn.comm.base import Communicator, Event
-from mggcn.feed.fetched import OwnerRows
+from mggcn.feed.fetched import OwnerRows, Read, taken_counts
 from mggcn.feed.owner_draws import Letters, OwnerDraws
 
 Counts = npt.NDArray[np.int64]
@@ -89,8 +89,7 @@ class Waves:
         """The first step whose edges are kept, and the one before which all is here, once waves have begun in time."""
         self._complete = self._next = 0
         """Numbers of the first macrobatch that is not here, and of the next one to begin."""
-        self._read: dict[tuple[int, int], Counts] = {}
-        """Counts of all ranks, by seed and epoch."""
+        self._read: Read = {}
 
     def fetch(self, seed: int, first: int, last: int) -> None:
         """Have the edges and rows of steps first .. last - 1 here, and those of later ones a message further on their way.
@@ -109,8 +108,7 @@ class Waves:
 
     def counts(self, seed: int, epoch: int) -> dict[str, int]:
         """Return what all ranks' batches of an epoch have read since this was asked last, {} for nothing."""
-        found = self._read.pop((seed, epoch), None)
-        return {} if found is None else dict(zip(COUNTED, found.tolist(), strict=True))
+        return taken_counts(self._read, seed, self._macros.of_epoch(epoch), COUNTED)
 
     def halt(self) -> None:
         """Wait for what the thread makes, a letter at most; what is fetched after that goes on from there."""
@@ -170,8 +168,7 @@ class Waves:
             return True
         assert counts is not None
         assert self._seed is not None
-        epoch = self._seed, macro.number // self._macros.per_epoch
-        self._read[epoch] = counts + self._read.get(epoch, np.zeros_like(counts))
+        self._read[self._seed, macro.number] = counts
         self._complete += 1
         return False
 

@@ -35,6 +35,22 @@ def vertex_room(config: Config, shape: GraphShape) -> int:
     return bound.capacities[0].sources
 
 
+def steps_bytes(config: Config, shape: GraphShape, stack: Stack) -> int:
+    """Return the bytes of a rank for the edges of all steps that are ready or on their way."""
+    sample, answers = config.sample, answer_plan(config, shape)
+    hops = _hops(config, shape, stack)
+    step = WORD * (vertex_room(config, shape) + 1) + sum(answers.held_bytes(*hop) for hop in hops)
+    macros = Macrobatches(steps_of(config, shape), sample.macro)
+    held = macros.at_once(max(sample.ahead, 0) + lead(num_stages(len(hops)), sample.ahead))
+    return macros.batches * held * step
+
+
+def _hops(config: Config, shape: GraphShape, stack: Stack) -> list[tuple[int, int]]:
+    """Return the most targets and edges of each hop, from the seeds on."""
+    targets = (size.targets for size in reversed(bound_stack(config, shape).capacities))
+    return list(zip(targets, edge_rooms(config, shape, stack), strict=True))
+
+
 def edge_bytes(config: Config, shape: GraphShape, stack: Stack, owned: int) -> int:
     """Return the bytes of a rank for edges that owners draw: those of steps on their way, letters, and to draw and number.
 
@@ -42,12 +58,7 @@ def edge_bytes(config: Config, shape: GraphShape, stack: Stack, owned: int) -> i
     ask of the vertices that it owns.
     """
     sample, answers, ranks = config.sample, answer_plan(config, shape), config.run.ranks
-    macros, rooms = Macrobatches(steps_of(config, shape), sample.macro), edge_rooms(config, shape, stack)
-    bound = bound_stack(config, shape)
-    hops = [(size.targets, room) for size, room in zip(reversed(bound.capacities), rooms, strict=True)]
-    step = WORD * (vertex_room(config, shape) + 1) + sum(answers.held_bytes(*hop) for hop in hops)
-    held = macros.at_once(max(sample.ahead, 0) + lead(num_stages(len(hops)), sample.ahead))
-    letters = 0
+    macros, hops, letters = Macrobatches(steps_of(config, shape), sample.macro), _hops(config, shape, stack), 0
     for targets, edges in hops:
         others = min(ranks - 1, owned / max(targets, 1) * (ranks - 1))
         letters += int((1 + others) * answers.held_bytes(targets, edges))
@@ -56,4 +67,5 @@ def edge_bytes(config: Config, shape: GraphShape, stack: Stack, owned: int) -> i
     numbering = numbering_slots(size, vertex_room(config, shape)).nbytes
     at_a_time = 3 if sample.ahead else 1
     scales = ITEM_BYTES[REAL[config.run.precision]] * size
-    return macros.batches * (held * step + at_a_time * letters) + drawing + numbering + scales
+    waiting = steps_bytes(config, shape, stack) + macros.batches * at_a_time * letters
+    return waiting + drawing + numbering + scales

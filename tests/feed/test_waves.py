@@ -5,6 +5,7 @@ have the whole store, and send what was counted before.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.assemble.rank import Rank, make_rank
 from mggcn.assemble.stack import read_rows
+from mggcn.blocks.drawn_rows import ReadyEdges
 from mggcn.blocks.letters import lead, num_stages
 from mggcn.comm.base import Communicator
 from mggcn.comm.counting import CountingCommunicator
@@ -29,6 +31,7 @@ from mggcn.graph.store_write import write_store
 from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.batch_rows import row_bytes_of
 from mggcn.planning.batches import answer_plan
+from mggcn.planning.drawn_edges import steps_bytes
 from tests.cli.runs import finish, history, run_main, same_tensors, start
 from tests.feed.test_ahead import alike, contents
 from tests.feed.test_blocks import MODELS, graph_of
@@ -249,6 +252,28 @@ def test_another_step_than_the_next_one(macro: int, ahead: int) -> None:
         assert all(alike(one, two) for one, two in zip(mine, other, strict=True))
 
 
+@pytest.mark.parametrize("rows", ["parts", "owners"])
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("macro", [1, 2, 0])
+def test_what_is_read_again_counts_once(macro: int, ahead: int, rows: str) -> None:
+    """Fails if an epoch that is left, and begun again, counts the macrobatches that it had read once more."""
+
+    def body(leaves: bool, rank: Rank) -> dict[str, int]:
+        if leaves:
+            left = rank.feed.epoch(8123, 1)
+            for _ in range(3):
+                next(left)
+        for _ in rank.feed.epoch(8123, 1):
+            pass
+        return dict(rank.feed.counts(8123, 1))
+
+    config = in_parts(sampled(2, MODELS["sage"], batch=7, ahead=ahead), order="none", macro=macro)
+    config = dataclasses.replace(config, sample=dataclasses.replace(config.sample, rows=rows))
+    once, again = (on_whole(config, graph_of(), functools.partial(body, leaves)) for leaves in (False, True))
+    assert once == again
+    assert once[0]["rows_remote"] > 0
+
+
 @pytest.mark.parametrize("order", ["none", "random"])
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize(("macro", "cache"), [(1, 0), (1, 8), (3, 0), (0, 8)])
@@ -373,33 +398,48 @@ def test_a_rank_that_fails_in_a_wave_ends_all(monkeypatch: pytest.MonkeyPatch) -
         on_parts(with_epochs(in_parts(sampled(3, MODELS["gcn"], batch=4), order="none"), EPOCHS), graph_of(), trained)
 
 
-def test_memory_is_what_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if edges that are ready or on their way take more than the plan counts."""
+def arrays_of(waves: Waves) -> list[Any]:
+    """The edges of steps that are ready or on their way."""
+    waves.halt()  # so that no thread makes some meanwhile
+    frames = [macro.letters.gi_frame for macro in waves._on_way]
+    coming = [step for frame in frames if frame is not None for step in frame.f_locals.get("edges", ())]
+    steps = [*waves.ready._steps.values(), *coming]
+    parts = ("indptr", "indices", "degrees", "values", "types")
+    return [step.ids for step in steps] + [getattr(hop, name) for step in steps for hop in step.hops for name in parts]
+
+
+@pytest.mark.parametrize("late", [0, 20])
+def test_memory_is_what_is_planned(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if edges that are ready or on their way take more than the plan counts, as they do if steps are forgotten too
+    late, or if the plan counts much more than they take: nearly every row has its fan-out, and nearly every vertex is read.
+    """
     held = list[int]()
-    received = Waves._received
+    received, forget = Waves._received, ReadyEdges.forget
 
     def noted(self: Waves) -> Any:
-        steps = list(self.ready._steps.values())
-        arrays = [
-            array
-            for step in steps
-            for array in (
-                step.ids,
-                *(getattr(hop, name) for hop in step.hops for name in ("indptr", "indices", "degrees")),
-            )
-        ]
-        held.append(sum(array.nbytes for array in arrays if array is not None))
+        held.append(sum(array.nbytes for array in arrays_of(self) if array is not None))
         return received(self)
 
     monkeypatch.setattr(Waves, "_received", noted)
-    config = resolve(
-        with_epochs(in_parts(sampled(2, MODELS["gcn"], batch=7, ahead=2), order="none"), EPOCHS), graph_of()
-    )
-    plan, _ = plan_graph(config, graph_of())
-    on_parts(config, graph_of(), trained)
-    assert 0 < max(held) < plan.ranks[0].regions["rows of other ranks"]
-    more, _ = plan_graph(dataclasses.replace(config, sample=dataclasses.replace(config.sample, macro=4)), graph_of())
-    assert more.ranks[0].regions["rows of other ranks"] > plan.ranks[0].regions["rows of other ranks"]
+    monkeypatch.setattr(ReadyEdges, "forget", lambda self, seed, first: forget(self, seed, first - late))
+    graph = make_graph(pattern("random", 200, 5), num_features=2, num_classes=3, seed=4)
+    config = in_parts(sampled(2, {"kind": "gcn", "hidden": ()}, (8,), batch=1000, ahead=32, plan="bound"), order="none")
+    config = resolve(with_epochs(config, 60), graph)
+
+    def body(rank: Rank) -> None:
+        for epoch in range(60):
+            for _ in rank.feed.epoch(8123, epoch):
+                pass
+
+    plan, _ = plan_graph(config, graph)
+    assert plan.stack is not None
+    on_parts(config, graph, body)
+    planned, region = steps_bytes(config, plan.shape, plan.stack), plan.ranks[0].regions["rows of other ranks"]
+    assert 0.75 * planned < max(held)
+    assert (max(held) <= planned) == (late == 0)
+    assert planned < region
+    more, _ = plan_graph(dataclasses.replace(config, sample=dataclasses.replace(config.sample, fanout=(16,))), graph)
+    assert more.ranks[0].regions["rows of other ranks"] > region
 
 
 def test_ranks_as_processes(tmp_path: Path) -> None:
