@@ -29,6 +29,7 @@ from mggcn.planning.run import RunPlan
 from mggcn.runs import predict as predicting
 from mggcn.runs import prediction_files
 from mggcn.runs import score as scoring
+from mggcn.runs.weights import weights_in_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,18 +75,24 @@ class LastScorer:
     """Keeps what the last call for some vertices, or for pairs, needs of the graph."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Any, Graph, VertexScorer] | None = None
+        self._kept: tuple[Any, Graph, tuple[VertexScorer, Mapping[str, Tensor]]] | None = None
 
-    def of(self, run: Trained, weights: str, layer: int | None, other: Graph | None) -> VertexScorer:
-        """Return what scores some vertices: the one of the last call, if it asked for the same. Raises: RunError."""
+    def of(
+        self, run: Trained, weights: str, layer: int | None, other: Graph | None
+    ) -> tuple[VertexScorer, Mapping[str, Tensor]]:
+        """Return what scores some vertices, and its weights: those of the last call, if it asked for the same.
+
+        Raises: RunError.
+        """
         from mggcn.train.checkpoint import newest
 
         graph = run.graph if other is None else other
         # Another process may train the run of a folder.
         asked = (weights, layer, newest(_folder(run) / "checkpoints"))
         if self._kept is None or self._kept[0] != asked or self._kept[1] is not graph:
-            config, read, state = scoring.with_learned(run.config, graph, run.state(weights))
-            self._kept = asked, graph, scoring.scorer_of(config, read, run.plan.shape, state, layer)
+            given = weights_in_place(_folder(run), run.config, weights)
+            config, read, state = scoring.with_learned(run.config, graph, *given)
+            self._kept = asked, graph, (scoring.scorer_of(config, read, run.plan.shape, state, layer), state)
         return self._kept[2]
 
 
@@ -102,13 +109,13 @@ def predict(
         alone = {"layer": wanted.layer, "classes": wanted.classes, "vertices": vertices is not None}
         prediction_files.check_pairs(task, None, alone)
         ends = scoring.rows_of_pairs(run.graph if other is None else other, pairs)
-        scorer = last.of(run, wanted.weights, None, other)
-        return scoring.pair_scores(scorer, ends, run.state(wanted.weights), probabilities=shown)
+        scorer, state = last.of(run, wanted.weights, None, other)
+        return scoring.pair_scores(scorer, ends, state, probabilities=shown)
     prediction_files.check_kind(task, classes=wanted.classes, probabilities=shown)
     prediction_files.check_layer(run.config.model, wanted.layer, classes=wanted.classes, probabilities=shown)
     rows = None if vertices is None else rows_of(run.graph if other is None else other, vertices)
     if rows is not None and scoring.by_neighbourhood(run.config):
-        scores = scoring.scores_by(last.of(run, wanted.weights, wanted.layer, other), rows)
+        scores = scoring.scores_by(last.of(run, wanted.weights, wanted.layer, other)[0], rows)
         scores = prediction_files.probabilities_of(scores, task) if shown else scores
     else:
         scores = _of_all(run, wanted, other)[slice(None) if rows is None else rows]

@@ -43,7 +43,7 @@ from mggcn.runs.prediction_files import (
     probabilities_of,
     write_predictions,
 )
-from mggcn.runs.weights import weights_of
+from mggcn.runs.weights import weights_in_place, weights_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,6 +103,7 @@ def predict(
     rewritten = classes or target.suffix != ".npy"
     scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
     repeat = seed_of_weights(folder, config, seed)
+    of_run: tuple[Any, ...] = (folder, config, weights, repeat)
     arguments = {
         "limit": score.limit_of(config),
         "seed": repeat,
@@ -114,11 +115,11 @@ def predict(
     }
     try:
         if ends is not None:
-            settings, read, state = score.with_learned(config, graph, weights_of(folder, config, weights, repeat))
+            settings, read, state = score.with_learned(config, graph, *weights_in_place(*of_run))
             scorer = score.scorer_of(settings, read, trained_on, state)
             _save(scored, score.pair_scores(scorer, ends, state, probabilities=probabilities))
         elif rows is not None and score.by_neighbourhood(config):
-            settings, read, state = score.with_learned(config, graph, weights_of(folder, config, weights, repeat))
+            settings, read, state = score.with_learned(config, graph, *weights_in_place(*of_run))
             some = score.scores_by(score.scorer_of(settings, read, trained_on, state, layer), rows)
             _save(scored, probabilities_of(some, trained_on.task) if probabilities else some)
         else:

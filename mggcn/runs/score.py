@@ -16,7 +16,7 @@ from mggcn.assemble.plan import memory_limit, plan_graph
 from mggcn.config import CLASS_SETTINGS, Config, LinksConfig
 from mggcn.config.files import with_named
 from mggcn.errors import ConfigError, PlanError
-from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.csr import ArrayRows, Graph, Rows
 from mggcn.graph.ids import rows_of
 from mggcn.graph.store import graph_sha256
 from mggcn.memory.device import scale_dtype
@@ -64,19 +64,22 @@ def check_own_graph(config: Config, graph: Graph, sha256: str, what: str, run: s
 
 
 def with_learned(
-    config: Config, graph: Graph, state: Mapping[str, Tensor]
+    config: Config, graph: Graph, state: Mapping[str, Tensor], rows: Rows | None = None
 ) -> tuple[Config, Graph, Mapping[str, Tensor]]:
     """Return settings and graph of a run that is only scored, its learned rows as features, and the other weights.
 
-    Those of a run on features are returned as they are. Raises: ConfigError for weights without the rows of the graph.
+    rows: those of all vertices (N, D), if they are not among the weights. Those of a run on features are returned as they
+    are. Raises: ConfigError for weights without the rows of the graph.
     """
     if not config.data.learned:
         return config, graph, state
     from mggcn.train.learned import NAME
 
     expected = (graph.num_vertices, config.data.learned)
-    came = tuple(state[NAME].shape) if NAME in state else "none"
-    if came != expected:
+    if rows is None and NAME in state:
+        rows = ArrayRows(state[NAME].detach().cpu().numpy())
+    came = "none" if rows is None else rows.shape
+    if rows is None or came != expected:
         raise ConfigError(
             f"the run has learned rows {expected} of the graph's vertices, {NAME}, and the weights have {came}; give those "
             "of a run on this graph"
@@ -84,7 +87,7 @@ def with_learned(
     others = {name: tensor for name, tensor in state.items() if name != NAME}
     data = dataclasses.replace(config.data, inputs="stored")
     config = dataclasses.replace(config, data=data, train=dataclasses.replace(config.train, row_optimizer="adam"))
-    return config, dataclasses.replace(graph, features=ArrayRows(state[NAME].detach().cpu().numpy())), others
+    return config, dataclasses.replace(graph, features=rows), others
 
 
 def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[Config, Graph]:

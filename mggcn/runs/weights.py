@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mggcn.config import Config
 from mggcn.errors import ConfigError, RunError
 from mggcn.files import reason
+from mggcn.graph.csr import Rows
 from mggcn.model.runtime import check_state
 from mggcn.planning.run import RunPlan
 from mggcn.runs.folder import read_run, seed_of_weights
@@ -45,9 +46,7 @@ def weights_of(
         return load_repeat(folder, repeat, part)
     learned = rows and config.data.learned > 0
     if (found := load_checkpoint(folder / "checkpoints", list if learned else shared_parts)) is None:
-        raise RunError(
-            f"{folder} holds no checkpoint, and so no weights; train the run, in Python: call fit() or resume()"
-        )
+        raise _untrained(folder)
     state = found[1].get(part) or found[1]["weights"]
     if not learned:
         return state
@@ -58,6 +57,29 @@ def weights_of(
             f"learned rows of all vertices cannot be written to {file}: {reason(error)}; free space or choose another --out"
         ) from error
     return state if whole is None else {NAME: whole, **state}
+
+
+def weights_in_place(
+    folder: Path, config: Config, weights: str = "best", seed: int | None = None
+) -> tuple[dict[str, Tensor], Rows | None]:
+    """Return the weights of a run as `weights_of`, but for its learned rows, which come as they lie in the checkpoint, so
+    that a call reads those that it needs; None of a run on features. Raises: as `weights_of`.
+    """
+    from mggcn.train.checkpoint import load_checkpoint
+    from mggcn.train.learned import saved_rows
+
+    if not config.data.learned:
+        return weights_of(folder, config, weights, seed), None
+    part = "best" if weights == "best" else "weights"
+    if (found := load_checkpoint(folder / "checkpoints", list, mapped=True)) is None:
+        raise _untrained(folder)
+    return found[1].get(part) or found[1]["weights"], saved_rows(found[1], best=weights == "best")
+
+
+def _untrained(folder: Path) -> RunError:
+    return RunError(
+        f"{folder} holds no checkpoint, and so no weights; train the run, in Python: call fit() or resume()"
+    )
 
 
 def weights_of_run(folder: Path) -> dict[str, Tensor]:

@@ -108,6 +108,15 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def map_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return what `save_tensors` wrote, mapped: what is read of it is in memory, and its content is not checked.
+
+    Raises: OSError, SafetensorError.
+    """
+    with safe_open(require_file(path), "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
+
+
 def _content_sha256(tensors: Tensors) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
@@ -266,15 +275,18 @@ def shared_parts(names: Sequence[str]) -> Sequence[str]:
     return [name for name in names if not name.startswith("rank-")]
 
 
-def load_checkpoint(folder: Path, wanted: Wanted = list) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
+def load_checkpoint(
+    folder: Path, wanted: Wanted = list, *, mapped: bool = False
+) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
     """Return the latest checkpoint: progress and the named parts, by default all; None if there is none.
 
-    If a run replaces it while it is read, the next one is read. Raises: RunError if it is damaged.
+    mapped: whether parts are mapped, as `map_tensors` does. If a run replaces it while it is read, the next one is read.
+    Raises: RunError if it is damaged.
     """
     for left in reversed(range(TRIES)):
         latest = newest(folder)
         try:
-            return _load(folder, wanted)
+            return _load(folder, wanted, mapped=mapped)
         except RunError:
             if not left or newest(folder) == latest:
                 raise
@@ -289,13 +301,13 @@ def newest(folder: Path) -> bytes:
         return b""
 
 
-def _load(folder: Path, wanted: Wanted) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
+def _load(folder: Path, wanted: Wanted, *, mapped: bool) -> tuple[Progress, dict[str, dict[str, torch.Tensor]]] | None:
     if (found := read_progress(folder)) is None:
         return None
     progress, path, digests = found
     try:
-        names = wanted(list(digests))
-        parts = {name: load_tensors(_intact(path / f"{name}.safetensors", digests[name])) for name in names}
+        names, read = wanted(list(digests)), map_tensors if mapped else load_tensors
+        parts = {name: read(_intact(path / f"{name}.safetensors", digests[name])) for name in names}
         if "weights" not in parts:
             raise ValueError("it has no weights")
         return progress, parts

@@ -17,9 +17,10 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
 from mggcn.runs.folder import read_run
 from mggcn.runs.predict import _chosen_weights
-from mggcn.runs.weights import weights_of, weights_of_run
+from mggcn.runs.weights import weights_in_place, weights_of, weights_of_run
 from mggcn.train import checkpoint
-from mggcn.train.checkpoint import load_tensors
+from mggcn.train.checkpoint import load_tensors, map_tensors
+from mggcn.train.learned import SavedRows
 from tests.cli.runs import finish, refused, result, run_main, start
 
 D = 6
@@ -94,6 +95,51 @@ def test_predictions_read_the_best_rows(store: Path, graph: Graph, tmp_path: Pat
     assert run_main("predict", run, "--weights", "last", "--out", tmp_path / "last.npy") == 0
     last = weights_of_run(run) if best["epoch"] == 8 else None
     assert (last is None) == (not np.allclose(np.load(tmp_path / "last.npy"), scores, atol=1e-12))
+
+
+def test_scores_of_some_vertices_read_their_rows_alone(
+    store: Path, graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if scores of a vertex read rows beyond its neighbourhood, or a checkpoint's rows come as a copy of all."""
+    run, read, take = tmp_path / "run", list[Any](), SavedRows.take
+    assert run_main("train", store, *FP64, *ranks(3), "--epochs", 2, "--out", run) == 0
+    scores = mggcn.Trainer.from_run(run).predict()
+
+    def noted(self: SavedRows, ids: Any) -> Any:
+        read.append(ids.copy())
+        return take(self, ids)
+
+    monkeypatch.setattr(SavedRows, "take", noted)
+    monkeypatch.setattr("mggcn.train.learned.all_rows", None)
+    near = {17}
+    for _ in range(2):
+        near |= {
+            int(u) for v in near for u in graph.adj_t.indices.array()[slice(*graph.adj_t.indptr.array()[v : v + 2])]
+        }
+    assert run_main("predict", run, "--vertices", "17", "--out", tmp_path / "some.npy") == 0
+    np.testing.assert_allclose(np.load(tmp_path / "some.npy"), scores[[17]], atol=1e-10)
+    np.testing.assert_allclose(mggcn.Trainer.from_run(run).predict(vertices=[17]), scores[[17]], atol=1e-10)
+    assert [set(ids.tolist()) for ids in read] == [near, near]
+    assert len(near) < graph.num_vertices
+    (part,) = run.glob("checkpoints/*/rank-1.safetensors")
+    tensors = map_tensors(part)
+    assert str(part) in Path("/proc/self/maps").read_text()
+    assert "rows.weight" in tensors
+
+
+def test_saved_rows_are_those_of_all_vertices(store: Path, tmp_path: Path) -> None:
+    """Fails if a row of a checkpoint's parts is read as another vertex's, or of other epochs."""
+    run = tmp_path / "run"
+    assert run_main("train", store, *FP64, *ranks(3), "--epochs", 5, "--out", run) == 0
+    config = read_run(run)[0]
+    for weights in ("best", "last"):
+        whole = weights_of(run, config, weights)["embedding.weight"].numpy()
+        state, rows = weights_in_place(run, config, weights)
+        assert rows is not None
+        assert "embedding.weight" not in state
+        assert rows.shape == whole.shape == (200, D)
+        np.testing.assert_array_equal(rows.array(), whole)
+        np.testing.assert_array_equal(rows.take(np.array([150, 3, 3, 199])), whole[[150, 3, 3, 199]])
 
 
 def test_other_graphs_have_no_rows(
