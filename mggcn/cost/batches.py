@@ -85,10 +85,11 @@ class Sample:
 class RelayCost:
     """What fetching rows of other ranks takes, for `batches` steps together.
 
-    exchanges: seconds for which the link carries each of a relay's messages; latency_s: of each, beside that. served_s: in
-    which a rank gathers what others ask it for, between two of them. a_step: relays of a step, on average. early: whether
-    each message is under way during a step, else ranks wait for all. busy: share of a rank's device that a message takes;
-    sums_s: seconds of a step's own sums on the link. counted: whether drawn batches say how many rows.
+    exchanges: seconds for which the link carries each of a relay's messages, or, where relays share messages, each of those
+    from a relay to the next; latency_s: of each, beside that. served_s: in which a rank gathers what others ask it for,
+    between two of them. a_step: relays of a step, on average. early: whether each message is under way during a step, else
+    ranks wait for all. busy: share of a rank's device that a message takes; sums_s: seconds of the sums of a step on the
+    link. counted: whether drawn batches say how many rows.
     """
 
     exchanges: tuple[float, ...]
@@ -100,6 +101,8 @@ class RelayCost:
     busy: float
     sums_s: float = 0.0
     counted: bool = False
+    edges: bool = False
+    """Whether edges that owners have drawn come, too."""
 
     @property
     def messages_s(self) -> float:

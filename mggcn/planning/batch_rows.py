@@ -80,19 +80,28 @@ class ReadRows:
         """What a cache of sums depends on, as `cache_bytes` takes it, added up over batches."""
         return int(self.inner.sum()), int((self.read - self.inner).sum()), int(self.last.sum())
 
+    def letters(self, batches: int, row_bytes: int, answers: AnswerPlan) -> list[Counts]:
+        """Return the words of letters that ranks send each other if owners draw edges, stage by stage: of each macrobatch
+        (M / B rounded up, P, P), from rank to rank.
+        """
+        firsts, others = np.arange(0, self.drawn, batches), ~np.eye(self.ranks, dtype=np.bool_)
+        steps = np.diff(np.append(firsts, self.drawn))[:, None, None, None]
+        requests = request_words(steps, np.add.reduceat(self.asked, firsts))
+        told, rows = np.add.reduceat(answers.words(self.asked, self.told), firsts), self.fetched_from[batches]
+        # Of an axis of who asks and one of who owns; owners answer.
+        found = [
+            of for hop in range(self.asked.shape[2]) for of in (requests[:, :, hop], told[:, :, hop].swapaxes(1, 2))
+        ]
+        found += [row_request_words(PART_COUNTS, rows), num_words(rows * row_bytes).swapaxes(1, 2)]
+        return [of * others for of in found]
+
     def letter_bytes(self, batches: int, row_bytes: int, answers: AnswerPlan) -> int:
         """Return the bytes that all ranks send if owners draw edges, for macrobatches of so many batches: letters, and what
         announces them.
         """
-        firsts, ranks, hops = np.arange(0, self.drawn, batches), self.ranks, self.asked.shape[2]
-        others = ~np.eye(ranks, dtype=np.bool_)
-        steps = np.diff(np.append(firsts, self.drawn))[:, None, None, None]
-        requests = request_words(steps, np.add.reduceat(self.asked, firsts))
-        edges = (requests.sum(0) + answers.words(self.asked, self.told).sum(0)).sum(1)
-        rows = self.fetched_from[batches]
-        fetched = (row_request_words(PART_COUNTS, rows) + num_words(rows * row_bytes)).sum(0)
-        announced = firsts.size * num_stages(hops) * ranks * (ranks - 1)
-        return WORD * int(announced + ((edges + fetched) * others).sum())
+        letters = self.letters(batches, row_bytes, answers)
+        announced = len(letters) * len(letters[0]) * self.ranks * (self.ranks - 1)
+        return WORD * int(announced + sum(of.sum() for of in letters))
 
     def to_dict(self, row_bytes: int, *, sums: bool = True) -> dict[str, Any]:
         """Return what `read_lines` says as plain values, for JSON. Counts are those of all ranks and drawn steps."""
@@ -219,11 +228,10 @@ def fetch_lines(config: Config, shape: GraphShape, owned: int, nbytes: int) -> l
     plan, macros = fetch_plan(config, shape, owned), Macrobatches(steps_of(config, shape), config.sample.macro)
     many = f"{macros.batches:,} steps together" if macros.batches > 1 else "each step"
     cached = f"; {plan.cached:,} rows are kept throughout" if plan.cached else ""
-    what, waves, priced = "features", "", ""
+    what, waves = "features", ""
     if config.draws_at_owners:
         hops = len(config.sample.fanout)
         early = lead(num_stages(hops), config.sample.ahead)
-        priced = "how long they take is not among what is predicted below; "
         what, waves = (
             "edges and features",
             (
@@ -237,5 +245,5 @@ def fetch_lines(config: Config, shape: GraphShape, owned: int, nbytes: int) -> l
         f"{many}: at most {plan.rows:,} rows of {human(plan.row_bytes)} in each of {macros.per_epoch:,} relays an "
         f"epoch{cached}",
         f"  they take {human(nbytes)} of a rank, with rows of {plan.at_once} relay{'s' * (plan.at_once > 1)} at a "
-        f"time{waves}; {priced}--explain counts the bytes that they send, on drawn batches",
+        f"time{waves}; --explain counts the bytes that they send, on drawn batches",
     ]

@@ -75,15 +75,18 @@ def _batch_lines(cost: EpochCost, steps: int) -> list[str]:
 
 
 def _relay_lines(batch: BatchCost, train_s: float) -> list[str]:
-    """Say what rows of other ranks take in a step; nothing where they are not fetched."""
+    """Say what rows of other ranks take in a step, and their edges; nothing where they are not fetched."""
     relay = batch.relay
     if relay is None:
         return []
     rows = "counted on drawn batches" if relay.counted else "if any rank owned a vertex with the same chance"
     beside = "beside computing, a step each" if relay.early else "which a step waits for"
+    what, given = "rows", "with rows that are gathered for others a step"
+    if relay.edges:
+        what, given = "edges and rows", "a step"
     return [
-        f"rows of other ranks, {rows}: messages of {seconds_text(relay.messages_s)} a step, {beside}; with rows that are "
-        f"gathered for others a step waits {seconds_text(batch.waiting_s(train_s))} of its seconds"
+        f"{what} of other ranks, {rows}: messages of {seconds_text(relay.messages_s)} a step, {beside}; {given} waits "
+        f"{seconds_text(batch.waiting_s(train_s))} of its seconds"
     ]
 
 

@@ -30,7 +30,7 @@ from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.planning.batches import gather_threads, mean_stack, padded_layout, pads_batches
-from mggcn.planning.exchanges import learned_exchanges, relay_cost, transport_of
+from mggcn.planning.exchanges import learned_exchanges, relay_cost, rows_given, transport_of
 from mggcn.planning.links import pair_rows
 from mggcn.planning.regions import OPTIMIZER_STATES
 from mggcn.planning.run import SIGNALS, RankPlan, RunPlan
@@ -119,9 +119,9 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     read = sum(count for name, count in drawn.rows.items() if name in values.sparse_sets)
     nonzeros = round((shape.feature_nnz or 0) * read / max(shape.num_vertices, 1))
     cut, row_bytes = edges if stack.together else 0, 0 if values.sparse_sets else row_bytes
-    # What a relay fetches is known from batches that are drawn once more.
+    # What a relay fetches is known from batches that are drawn once more; edges that owners have drawn are read once more.
     entries = edges * (1 + (relay is not None))
-    sample = Sample(rows, entries, row_bytes, _pairs(plan), cut, nonzeros=nonzeros)
+    sample = Sample(rows + rows_given(plan), entries, row_bytes, _pairs(plan), cut, nonzeros=nonzeros)
     return BatchCost(
         sample_s=sample.seconds_on(gather_threads(config)),
         alone_s=sample.seconds,

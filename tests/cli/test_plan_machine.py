@@ -193,3 +193,21 @@ def test_rows_of_other_ranks_have_a_price(community: Path, capsys: pytest.Captur
     batch = json.loads(capsys.readouterr().out)["predicted"]["batch"]
     assert batch["relay_seconds"] > 3 * 100e-6  # three messages' delays
     assert 0 < batch["relay_waiting_seconds"] < batch["step_seconds"]
+
+
+@pytest.mark.parametrize(("ahead", "messages"), [(2, 1), (0, 16)])
+def test_edges_of_other_ranks_have_a_price(
+    community: Path, capsys: pytest.CaptureFixture[str], ahead: int, messages: int
+) -> None:
+    """Fails if a plan does not say in what time edges and rows come from their owners, eight letters after each other."""
+    arguments = ["plan", community, "--ranks", 2, "--machine", "xeon-cluster", "--batch", 10, "--fanout", "5,5,5"]
+    arguments += ["--set", "sample.rows=parts", "--set", f"sample.ahead={ahead}"]
+    assert run_main(*arguments) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if "edges and rows of other ranks, if any rank owned a vertex" in line]
+    assert re.search(r"messages of [\d.]+ \S+ a step, .* a step waits [\d.]+ \S+ of its seconds", line)
+    assert run_main(*arguments, "--explain") == 0
+    assert "edges and rows of other ranks, counted on drawn batches: messages of" in capsys.readouterr().out
+    assert run_main(*arguments, "--json") == 0
+    batch = json.loads(capsys.readouterr().out)["predicted"]["batch"]
+    assert messages * 50e-6 < batch["relay_seconds"] < (messages + 1) * 50e-6

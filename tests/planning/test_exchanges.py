@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.assemble.rank import Rank
 from mggcn.assemble.stack import read_rows
 from mggcn.config import Config
+from mggcn.cost.batches import ROW_S
 from mggcn.cost.machine import find_machine
 from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
 from mggcn.model.lower import aggregations
 from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.batch_rows import row_bytes_of
-from mggcn.planning.exchanges import learned_exchanges, relay_cost, relays
+from mggcn.planning.batches import answer_plan, mean_stack
+from mggcn.planning.exchanges import learned_exchanges, relay_cost, relays, rows_given
 from mggcn.planning.op_cost import batch_cost, epoch_cost, program_items
 from mggcn.planning.run import RunPlan
 from tests.aggregate.test_history import history
@@ -147,3 +150,75 @@ def test_what_is_not_counted_is_expected() -> None:
     assert fetched is not None
     assert read is not None
     assert fetched.sample_s > read.sample_s  # batches are drawn once more
+
+
+def parts_of(config: Config, **more: Any) -> Config:
+    return dataclasses.replace(config, sample=dataclasses.replace(config.sample, rows="parts", **more))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize(("macro", "cache"), [(1, 0), (1, 8), (2, 0), (3, 0), (0, 0)])
+def test_priced_letters_are_those_of_a_run(macro: int, cache: int, ahead: int, ranks: int) -> None:
+    """Fails if a byte of letters or of what announces them has no price; tests/feed/test_waves.py has those of a run."""
+    graph = make_graph(pattern("directed", 90, 3), num_features=5, num_classes=3, seed=2)
+    config = parts_of(sampled(ranks, MODELS["sage"], (3, 2), batch=9, plan="bound", ahead=ahead), macro=macro)
+    plan, machine = counted(parts_of(config, cache_rows=cache), graph), find_machine("xeon-cluster")
+    link = dataclasses.replace(machine.link(ranks, "gloo"), pooled=True)  # whose seconds are those of all ranks' bytes
+    cost = relay_cost(plan, dataclasses.replace(machine, links=(link,)))
+    assert cost is not None
+    assert plan.read is not None
+    size = macro or plan.steps
+    nbytes = plan.read.letter_bytes(size, row_bytes_of(config, 5), answer_plan(config, plan.shape))
+    relays_counted = -(-plan.steps // size)
+    assert relays_counted * sum(cost.exchanges) * link.rates["all_to_all"] == pytest.approx(nbytes)
+    # Letters are announced, sent, and answered, six of them: all share a message a step, or wait for each other.
+    messages = {1: 1, 2: 2, 3: 2, 0: min(plan.steps, 12)}[macro] if ahead else 12
+    if macro or not ahead:
+        assert len(cost.exchanges) == messages
+    assert (cost.counted, cost.edges, cost.early) == (True, True, ahead > 0)
+    assert cost.a_step == relays_counted / plan.steps
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_letters_cost_what_a_hand_count_says(ahead: int) -> None:
+    """Fails if a plan without drawn batches has another price than the letters of two ranks that own half of all: 10 GB/s
+    and 50 microseconds a message, of which a step has one, or, if nothing is made beside it, two for each of six letters.
+    """
+    graph = make_graph(pattern("directed", 90, 3), num_features=5, num_classes=3, seed=2)
+    config = resolve(parts_of(sampled(2, MODELS["gcn"], (3, 2), batch=9, plan="bound", ahead=ahead)), graph)
+    plan, machine = plan_graph(config, graph)[0], find_machine("xeon-cluster")
+    assert plan.stack is not None
+    hops = mean_stack(plan.stack).capacities
+    nbytes = 6 * 8  # announcements
+    for hop in hops:
+        targets, edges = hop.targets // 2, hop.edges // 2
+        nbytes += 8 * math.ceil((4 + 4 * targets) / 8)
+        nbytes += 8 * (2 * math.ceil(4 * targets / 8) + math.ceil(4 * edges / 8))  # counts, degrees, ids
+    rows = min(hops[0].sources // 2, 90 - max(rank.sizes.owned for rank in plan.ranks))
+    nbytes += 8 * (7 + math.ceil((4 + 4 * rows) / 8)) + 8 * rows * 5
+    cost = relay_cost(plan, machine)
+    assert cost is not None
+    assert not cost.counted
+    assert cost.messages_s == pytest.approx(nbytes / 10e9 + (1 if ahead else 12) * 50e-6)
+    assert cost.waiting_s(1.0) == (0.0 if ahead else pytest.approx(cost.messages_s))
+    # Where messages are late, a step takes the longer of computing and one of them, or waits for all.
+    link = machine.link(2, "gloo")
+    late = dataclasses.replace(link, latency_s=dict.fromkeys(link.latency_s, 0.2))
+    slow = epoch_cost(plan, dataclasses.replace(machine, links=(late,)))
+    assert slow.batch is not None
+    waiting_s = slow.batch.waiting_s(0.01 + 2 * 0.2)  # with two sums, which are late, too
+    assert waiting_s < 0.2 if ahead else waiting_s > 12 * 0.2
+
+
+def test_owners_gather_for_others_beside_a_step() -> None:
+    """Fails if rows that are gathered for others, or edges that are read a second time, cost nothing."""
+    graph = make_graph(pattern("directed", 90, 3), num_features=5, num_classes=3, seed=2)
+    single, machine = sampled(3, MODELS["sage"], (3, 2), batch=9, plan="bound"), find_machine("xeon-cluster")
+    parts = counted(parts_of(single), graph)
+    here, there = batch_cost(counted(single, graph), machine), batch_cost(parts, machine)
+    assert here is not None
+    assert there is not None
+    assert parts.read is not None
+    assert rows_given(parts) == parts.read.num_fetched(1) // (3 * parts.steps) > 0
+    assert there.alone_s > here.alone_s + rows_given(parts) * ROW_S
