@@ -5,6 +5,7 @@ N vertices, P ranks, M steps of an epoch, B batches of a macrobatch, S bytes of 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,18 @@ import numpy.typing as npt
 from bench import graphs
 from bench.cpu import accuracy, ranks
 from bench.graphs import Made, available, find_data, made_store, store_of
-from bench.papers.distdgl import fetched_s
 from bench.papers.distgnn import sampled_epoch_s
-from bench.papers.drawn import ALL_STEPS, FANOUT, PRODUCTS, SAGE, drawn_rows, in_steps, num_training, papers_like
+from bench.papers.drawn import (
+    ALL_STEPS,
+    FANOUT,
+    PRODUCTS,
+    SAGE,
+    drawn_rows,
+    in_steps,
+    num_training,
+    papers_like,
+    relay_s,
+)
 from bench.papers.items import Item, Ours, Paper
 from bench.report import bars, lines, table
 from mggcn.assemble.plan import partition_graph, plan_shape, resolve
@@ -29,9 +39,10 @@ from mggcn.cost.machine import find_machine
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store
 from mggcn.partition.rows.partition import row_owners
-from mggcn.planning.batch_rows import relay_slots
+from mggcn.planning.batch_rows import ReadRows, relay_slots
 from mggcn.planning.batches import stack_of
 from mggcn.planning.op_cost import epoch_cost, first_sums_s
+from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import graph_shape
 
 SEEDS, FLOAT = 1_024, 4
@@ -179,6 +190,16 @@ def figure_3(_paper: Paper, item: Item, args: Any) -> Ours:
     return Ours(values=values, text=text, plots=plot, reason=f"Counted:\n\n{text}")
 
 
+def together(plan: RunPlan, found: ReadRows, size: int, times: float) -> RunPlan:
+    """Return the plan with macrobatches of so many batches, which fetch `times` as many rows as were counted."""
+    config = dataclasses.replace(plan.config, sample=dataclasses.replace(plan.config.sample, macro=size))
+    more = {
+        name: {size: np.rint(times * getattr(found, name)[size]).astype(np.int64)}
+        for name in ("fetched", "fetched_from")
+    }
+    return dataclasses.replace(plan, config=config, read=dataclasses.replace(found, **more))
+
+
 def table_4(paper: Paper, _item: Item, args: Any) -> Ours:
     """Predicted shares of preparing a batch, with rows fetched batch by batch and all together."""
     graph, machine, parts = open_store(store_of("arxiv-like", args)), find_machine(CLUSTER), 4
@@ -188,7 +209,7 @@ def table_4(paper: Paper, _item: Item, args: Any) -> Ours:
     shape = paper.shape("arxiv")
     tables = {
         "model": SAGE,
-        "sample": {"batch": SEEDS * parts, "fanout": FANOUT, "plan": "bound", "draw": "replace"},
+        "sample": {"batch": SEEDS * parts, "fanout": FANOUT, "plan": "bound", "draw": "replace", "rows": "owners"},
         "run": {"ranks": parts, "threads": machine.device.cores},
     }
     plan = plan_shape(from_tables(tables), shape, machine=machine)
@@ -199,9 +220,7 @@ def table_4(paper: Paper, _item: Item, args: Any) -> Ours:
     each = Sample(int(times * found.read.mean()), int(times * found.entries.mean()), row).seconds / threads
     seconds, rows = {}, []
     for name, size in (("batch by batch", 1), ("all together", max(found.fetched))):
-        remote = times * found.num_fetched(size) / parts
-        relays = len(found.fetched[size])
-        fetched = relays * fetched_s(machine, remote / relays, remote / relays, shape.num_features, parts)
+        fetched = found.steps * relay_s(together(plan, found, size, times), machine)
         seconds[name] = found.steps * each + fetched
         rows.append([name, f"{found.steps * each:.3f}", f"{fetched:.3f}", f"{computed:.3f}"])
     values = {name: s / (s + computed) for name, s in seconds.items()}

@@ -5,6 +5,7 @@ N vertices, P ranks, M steps of an epoch.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +13,10 @@ from typing import Any
 from bench import graphs
 from bench.cpu import accuracy
 from bench.graphs import store_of
-from bench.papers.drawn import FANOUT, PRODUCTS, SAGE, drawn_rows, in_steps, papers_like
+from bench.papers.drawn import FANOUT, PRODUCTS, SAGE, drawn_rows, in_steps, papers_like, relay_s
 from bench.papers.items import Item, Ours, Paper
 from bench.report import MIB, bars, lines, table
 from mggcn.assemble.plan import plan_graph, plan_shape, resolve
-from mggcn.blocks.macrobatch import EXCHANGES, ID_BYTES
 from mggcn.config import from_tables
 from mggcn.cost.batches import Sample
 from mggcn.cost.machine import Machine, find_machine, shipped_machines
@@ -51,24 +51,17 @@ def table_1(_paper: Paper, _item: Item, _args: Any) -> Ours:
     return Ours(values=values)
 
 
-def fetched_s(machine: Machine, rows: float, served: float, columns: int, ranks: int) -> float:
-    """Return the seconds in which a step's rows come from their owners: those of the busiest rank, in three messages."""
-    link = machine.link(ranks, "gloo")
-    nbytes = max(rows, served) * (FLOAT * columns + ID_BYTES)
-    return nbytes / link.rates["all_to_all"] + EXCHANGES * link.latency_s["all_to_all"]
-
-
 def step_parts(graph: Graph, found: ReadRows, order: str, sample: dict[str, Any], machine: Machine) -> dict[str, float]:
     """Predict the parts of a mean step of four ranks: what the slowest rank draws, fetches and computes."""
     ranks = found.ranks
     run = {"ranks": ranks, "order": order, "transport": "gloo", "threads": machine.device.cores}
-    config = resolve(from_tables({"model": SAGE, "sample": {"fanout": FANOUT} | sample, "run": run}), graph)
+    settings = {"fanout": FANOUT, "rows": "owners"} | sample
+    config = resolve(from_tables({"model": SAGE, "sample": settings, "run": run}), graph)
     plan, _ = plan_graph(config, graph, machine)
     slowest = balance(found.entries)
     drawn = Sample(0, int(found.entries.mean() * slowest), FLOAT * graph.num_features).seconds
     read = Sample(int(found.read.mean() * slowest), 0, FLOAT * graph.num_features).seconds
-    remote, served = (float(of.max(1).mean()) for of in (found.remote, found.served))
-    fetched = fetched_s(machine, remote, served, graph.num_features, ranks)
+    fetched = relay_s(dataclasses.replace(plan, read=found), machine)
     computed = epoch_cost(plan, machine).train.seconds * slowest
     threads = machine.device.cores
     return {"sampling": drawn / threads, "copies": read / threads + fetched, "computing": computed}
@@ -132,16 +125,13 @@ def _ratios(name: str, seconds: Mapping[str, float], others: Mapping[str, float]
 
 def step_s(shape: GraphShape, ranks: int, machine: Machine) -> float:
     """Predict a step of 2,000 seeds a rank from extents: computing, drawing, and rows of random owners."""
-    tables = {
-        "model": SAGE,
-        "sample": {"batch": BATCH * ranks, "fanout": FANOUT, "plan": "bound"},
-        "run": {"ranks": ranks, "threads": machine.device.cores},
-    }
-    plan = plan_shape(from_tables(tables), shape, machine=machine)
-    assert plan.stack is not None
-    rows = plan.stack.capacities[0].sources * (ranks - 1) / ranks
-    fetched = fetched_s(machine, rows, rows, shape.num_features, ranks) if ranks > 1 else 0.0
-    return epoch_cost(plan, machine).step_s + fetched
+    sample = {"batch": BATCH * ranks, "fanout": FANOUT, "plan": "bound"}
+    run = {"ranks": ranks, "threads": machine.device.cores}
+    plans = [
+        plan_shape(from_tables({"model": SAGE, "sample": sample | {"rows": rows}, "run": run}), shape, machine=machine)
+        for rows in ("mapped", *["owners"] * (ranks > 1))
+    ]
+    return epoch_cost(plans[0], machine).step_s + sum(relay_s(plan, machine) for plan in plans[1:])
 
 
 def figure_8(paper: Paper, _item: Item, args: Any) -> Ours:

@@ -20,6 +20,7 @@ from mggcn.assemble.stack import read_rows, seeds_of
 from mggcn.blocks.sampler import Sampler
 from mggcn.blocks.slot import Slot
 from mggcn.config import from_tables
+from mggcn.cost.machine import Machine
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.splits import training_rows
 from mggcn.graph.store import open_store
@@ -27,6 +28,8 @@ from mggcn.graph.store_write import write_store
 from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.batch_rows import ReadRows
 from mggcn.planning.batches import slot_plan, stack_of
+from mggcn.planning.exchanges import relay_cost
+from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import graph_shape
 
 PRODUCTS = "products-like, 8 % train"
@@ -99,6 +102,13 @@ def drawn_rows(
     config = resolve(from_tables(tables), graph)
     owner = row_owners(partition_graph(config, graph)).owner_of(slice(None))
     return read_rows(config, graph, graph_shape(graph, config), owner, tuple(macros), most=most)
+
+
+def relay_s(plan: RunPlan, machine: Machine) -> float:
+    """Return the seconds in which a step's rows come from their owners, message behind message, as a plan prices them."""
+    cost = relay_cost(plan, machine)
+    assert cost is not None
+    return cost.messages_s + cost.a_step * cost.served_s
 
 
 def drawn_sizes(graph: Graph, batch: int, fanout: Sequence[int], most: int = 8) -> list[float]:
