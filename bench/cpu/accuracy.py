@@ -5,7 +5,8 @@ precisions  fp32, mixed and bf16, with the bytes that two ranks send
 delayed     DistGNN's delays on four ranks (its table 5), against one rank
 batches     the whole graph beside sampled batches, each with its own learning rate; seconds until a score is reached
 sizes       the same on generated graphs of 0.1, 0.6 and 2.4 million vertices
-history     batches of four ranks whose rows of other ranks come from a cache (DistGNN-MB), beside exact ones, or is none
+history     batches of four ranks beside one rank's: exact ones, by macrobatches of an epoch (BatchGNN), of seeds that are
+            dealt by ranges (DistDGL), and with rows of other ranks from a cache (DistGNN-MB), or without
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ EXPERIMENTS = {
     "history": Experiment(
         dict.fromkeys(("coauthor_cs", "amazon_computers", "facebook_pages", "dblp"), 5),
         {
+            "one rank": {"threads": 1},
             "exact": SAMPLED,
+            "macrobatches": SAMPLED,
+            "ranges": SAMPLED,
             "history": SAMPLED,
             "history METIS": {**SAMPLED, "order": "metis-balanced"},
             "dropped": SAMPLED,
@@ -111,7 +115,10 @@ EXPERIMENTS = {
             "train": {"lr": 0.003, "epochs": 30},
         },
         {
+            "one rank": {"sample": SAMPLE},
             "exact": {"sample": SAMPLE},
+            "macrobatches": {"sample": SAMPLE | {"rows": "owners", "macro": 0}},
+            "ranges": {"sample": SAMPLE | {"deal": "ranges"}},
             "history": {"sample": SAMPLE | {"halo": "history"}},
             "history METIS": {"sample": SAMPLE | {"halo": "history"}},
             "dropped": {"sample": SAMPLE | {"halo": "history", "history_lines": 1, "history_rows": 1}},
