@@ -100,6 +100,31 @@ extern "C" __global__ void __launch_bounds__(128)
   store_columns<kVector>(to, left, rows_aligned(out, ld_out), sum);
 }
 
+// scatter_add_chains: out[index[i], :] += in[i, :] in the order of i, where a row of out may come several times: the
+// thread of its first i adds all of them. chain[i]: the next i of the row, or 0; its complement if i is not the first.
+// in    in [V, D], index int32 [V], chain int32 [V];  out [N, D]. Moves V D, and 2 D for each row of out.
+// grid  as finish_rows
+extern "C" __global__ void __launch_bounds__(128)
+    scatter_add_chains(const storage_t* in, long long ld_in, const int* index, const int* chain, out_t* out,
+                       long long ld_out, long long rows, int cols) {
+  const long long i = blockIdx.x * (long long)blockDim.y + threadIdx.y;
+  const int column = (int)(blockIdx.y * blockDim.x + threadIdx.x) * kVector, left = cols - column;
+  if (i >= rows || left <= 0 || chain[i] < 0) return;
+  out_t* to = out + index[i] * ld_out + column;
+  real_t sum[kVector];
+  load_out_columns<kVector>(to, left, rows_aligned(out, ld_out), sum);
+  long long at = i;
+  for (int next = chain[i];; next = ~chain[at]) {
+    real_t x[kVector];
+    load_columns<kVector>(in + at * ld_in + column, left, rows_aligned(in, ld_in), x);
+#pragma unroll
+    for (int d = 0; d < kVector; ++d) sum[d] += x[d];
+    if (!next) break;
+    at = next;
+  }
+  store_columns<kVector>(to, left, rows_aligned(out, ld_out), sum);
+}
+
 // dropout_values: the values of sparse features under input dropout, by the mask that finish_rows_dropout gives the
 // dense row. in    indptr int64 [V + 1], indices int32 [nnz], values [nnz], row_ids int64 [V];  out [nnz]. Moves 3 nnz.
 // grid  ceil(V / y), block (x, y): x lanes over the nonzeros of a row

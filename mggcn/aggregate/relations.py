@@ -3,12 +3,13 @@
 out = sum over r of A_r h W_r, where A_r averages over neighbours of relation r (Schlichtkrull et al. 2018, eq. 2). For
 one relation after another, the rows that have such neighbours are summed, multiplied and added to the result, a block
 of rows at a time, so that a row is gathered once for each edge and no buffer has R times V rows
-(docs/notes/0021-relations.md). V rows of this rank, D columns of h, E of the result, R relations.
+(docs/notes/0021-relations.md). On a GPU, relations of few rows share launches. V rows of this rank, D columns of h, E of
+the result, R relations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ import numpy as np
 
 from mggcn.aggregate.edge_op import Columns, EdgeOp, PartialSums, Target
 from mggcn.backend.base import KernelBackend, Sparse
-from mggcn.backend.sparse import RelationRows
+from mggcn.backend.relations import chain_of
+from mggcn.backend.sparse import RelationGroup, RelationRows
+from mggcn.blocks.relation_order import RelationEdges
 from mggcn.partition.rows.tiles import Tile
 
 if TYPE_CHECKING:
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 1 << 14
 """Rows that are summed, multiplied and added at a time: enough for a GPU, 4 MiB of a width of 64."""
+GROUPED_ROWS = 1 << 10
+"""Rows of a relation in a tile up to which it shares launches with others where a device has kernels for that. Alone its
+three or five launches take 4 us each on an H200 (docs/notes/0005); 1,024 rows of widths of 128 are 34 MFLOP, which the
+kernels for groups are estimated to do in 4 us."""
 
 
 def upload_tile(backend: KernelBackend, tile: Tile, like: Sparse | None = None) -> Sparse:
@@ -35,7 +42,7 @@ def upload_tile(backend: KernelBackend, tile: Tile, like: Sparse | None = None) 
     if tile.types is None:
         return backend.sparse(tile.indptr, tile.indices, tile.values, like)
     no_entries = np.empty(0, np.int32)
-    parts = tuple(_by_relation(backend, tile, like))
+    parts = tuple(upload_relations(backend, _by_relation(tile), tile.indptr.shape[0] - 1, like))
     schedule = schedule_of(parts, like)
     return Sparse(backend.upload(np.zeros_like(tile.indptr)), backend.upload(no_entries), None, schedule, parts)
 
@@ -44,7 +51,7 @@ def variant_of(like: Sparse | None, relation: int) -> Sparse | None:
     """Return the matrix of a relation in a similar tile, or that of another relation if it has none; None: like any."""
     if like is None or like.schedule is None:
         return None
-    return next((part.matrix for part in like.relations if part.relation == relation), like)
+    return next((part.matrix for part in like.relations if part.spans[0][0] == relation), like)
 
 
 def schedule_of(parts: tuple[RelationRows, ...], like: Sparse | None) -> Any:
@@ -52,7 +59,56 @@ def schedule_of(parts: tuple[RelationRows, ...], like: Sparse | None) -> Any:
     return parts[0].matrix.schedule if parts else None if like is None else like.schedule
 
 
-def _by_relation(backend: KernelBackend, tile: Tile, like: Sparse | None) -> Iterator[RelationRows]:
+def upload_relations(
+    backend: KernelBackend, parts: Iterable[RelationEdges], rows: int, like: Sparse | None
+) -> Iterator[RelationRows]:
+    """Yield edges by relation on the device: small relations together, where the device has kernels for groups.
+
+    parts: in the order of their relations. rows: of the tile; no group has more, as an operation has room for so many.
+    """
+    waiting, count, most = list[RelationEdges](), 0, min(rows, BLOCK_ROWS)
+    for part in parts:
+        size = part.rows.size
+        if backend.relations is None or size > GROUPED_ROWS:
+            yield _together(backend, [part], like)
+            continue
+        # Two parts of a relation in one group would add to the same gradient at once.
+        if waiting and (count + size > most or waiting[-1].relation == part.relation):
+            yield _together(backend, waiting, like)
+            waiting, count = [], 0
+        waiting.append(part)
+        count += size
+    if waiting:
+        yield _together(backend, waiting, like)
+
+
+def _together(backend: KernelBackend, parts: Sequence[RelationEdges], like: Sparse | None) -> RelationRows:
+    """Upload parts of relations as one matrix."""
+    first, ends = parts[0], np.cumsum([part.rows.size for part in parts]).tolist()
+    spans = tuple((part.relation, end - part.rows.size, end) for part, end in zip(parts, ends, strict=True))
+    if len(parts) == 1:
+        matrix = backend.sparse(first.indptr, first.indices, first.values, variant_of(like, first.relation))
+        return RelationRows(spans, backend.upload(first.rows), matrix)
+    rows = np.concatenate([part.rows for part in parts])
+    begins = np.cumsum([0, *(part.indices.size for part in parts[:-1])])
+    indptr = np.concatenate([[0], *(part.indptr[1:] + a for part, a in zip(parts, begins, strict=True))])
+    indices, values = np.concatenate([part.indices for part in parts]), [part.values for part in parts]
+    of = None if first.values is None else np.concatenate([some for some in values if some is not None])
+    matrix = backend.sparse(indptr, indices, of, variant_of(like, first.relation))
+    longest = max(part.rows.size for part in parts)
+    group = RelationGroup(backend.upload(np.array(spans, np.int32)), longest, backend.upload(chain_of(rows)))
+    return RelationRows(spans, backend.upload(rows), matrix, group)
+
+
+def add_rows(backend: KernelBackend, source: Tensor, part: RelationRows, out: Tensor) -> None:
+    """Add the rows of a part to the rows of the tile that they belong to, in the order of relations."""
+    if part.group is None or backend.relations is None:
+        backend.scatter_add_rows(source, part.rows, out)
+    else:
+        backend.relations.scatter_add(source, part.rows, part.group, out)
+
+
+def _by_relation(tile: Tile) -> Iterator[RelationEdges]:
     assert tile.types is not None  # upload_tile has looked
     order = np.argsort(tile.types, kind="stable")  # entries of a relation keep the order of rows and columns
     types = tile.types[order]
@@ -72,8 +128,7 @@ def _by_relation(backend: KernelBackend, tile: Tile, like: Sparse | None) -> Ite
             ends = starts[a : min(a + BLOCK_ROWS, last) + 1]
             entries = slice(int(ends[0]), int(ends[-1]))
             of = None if values is None else values[entries]
-            matrix = backend.sparse(ends - ends[0], indices[entries], of, variant_of(like, relation))
-            yield RelationRows(relation, backend.upload(rows[ends[:-1]]), matrix)
+            yield RelationEdges(relation, rows[ends[:-1]], ends - ends[0], indices[entries], of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +187,9 @@ class Relational(EdgeOp):
 
 
 class RelationSums(PartialSums):
-    """Adds up rows of sums (`Relational`); every tile adds its relations in their order."""
+    """Adds up rows of sums (`Relational`); every tile adds its relations in their order, but those that share launches when
+    their group is full.
+    """
 
     def __init__(self, op: Relational, backend: KernelBackend, target: Target) -> None:
         assert op.work is not None  # ops that run have their room
@@ -150,8 +207,8 @@ class RelationSums(PartialSums):
         count, work, backend = part.rows.shape[0], self._work, self._backend
         near, far = work.near[:count], work.far[:count]
         backend.spmm(part.matrix, h, near, accumulate=False, epilogue=None)
-        backend.matmul(near, work.matrix(part.relation), far)
-        backend.scatter_add_rows(far, part.rows, self._out)
+        self._multiply(part, near, far, transposed=False)
+        add_rows(backend, far, part, self._out)
 
     def _backward(self, part: RelationRows, g: Tensor) -> None:
         assert self._h is not None  # as `tile` has seen
@@ -159,7 +216,25 @@ class RelationSums(PartialSums):
         near, far = work.near[:count], work.far[:count]
         backend.spmm(part.matrix, g, far, accumulate=False, epilogue=None)
         backend.gather_rows(self._h, part.rows, near)
-        backend.matmul(near.t(), far, work.gradient(part.relation), accumulate=True)
+        self._add_gradients(part, near, far)
         if self._op.of_rows:
-            backend.matmul(far, work.matrix(part.relation).t(), near)
-            backend.scatter_add_rows(near, part.rows, self._out)
+            self._multiply(part, far, near, transposed=True)
+            add_rows(backend, near, part, self._out)
+
+    def _multiply(self, part: RelationRows, rows: Tensor, out: Tensor, *, transposed: bool) -> None:
+        """Multiply each row by the matrix of its relation."""
+        together = self._backend.relations
+        if part.group is None or together is None:
+            matrix = self._work.matrix(part.spans[0][0])
+            self._backend.matmul(rows, matrix.t() if transposed else matrix, out)
+        else:
+            together.multiply(rows, self._work.weights, part.group, out, transposed=transposed)
+
+    def _add_gradients(self, part: RelationRows, near: Tensor, far: Tensor) -> None:
+        """Add near^T far to the gradients of the relations of a part."""
+        together, gradients = self._backend.relations, self._work.gradients
+        if part.group is None or together is None:
+            self._backend.matmul(near.t(), far, self._work.gradient(part.spans[0][0]), accumulate=True)
+        else:
+            assert gradients is not None  # backwards there are some
+            together.add_products(near, far, part.group, gradients)

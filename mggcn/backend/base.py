@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # `mggcn plan` lowers models without loading torch
     from mggcn.backend.epoch_end import Books, Step
     from mggcn.backend.neighbours import NeighbourKernels
     from mggcn.backend.norms import NormKernels
+    from mggcn.backend.relations import RelationKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,4 +337,9 @@ class KernelBackend(Protocol):
     @property
     def norms(self) -> NormKernels:
         """Kernels for layer norm and batch norm of dense rows."""
+        ...
+
+    @property
+    def relations(self) -> RelationKernels | None:
+        """Kernels for small relations that share launches; None: each relation is a product of its own."""
         ...

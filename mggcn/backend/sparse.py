@@ -36,8 +36,24 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class RelationRows:
-    """Some rows of a matrix with their entries of one relation: rows int32, without repeats, those of `matrix` in order."""
+    """Some rows of a matrix with their entries of one relation, or of several relations one after the other.
 
-    relation: int
+    spans: a relation, its first row and the row behind its last, for each. rows int32, those of `matrix` in order, without
+    repeats within a relation. group: where there are several, what kernels read of them.
+    """
+
+    spans: tuple[tuple[int, int, int], ...]
     rows: Tensor
     matrix: Sparse
+    group: RelationGroup | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RelationGroup:
+    """Several relations on the device. spans int32 (relations, 3); longest: most rows of one; chain int32 (rows,): the next
+    place of the same row (backend/relations.py).
+    """
+
+    spans: Tensor
+    longest: int
+    chain: Tensor

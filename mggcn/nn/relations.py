@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mggcn.aggregate.edge_op import Columns, EdgeOp, PartialSums, Target
-from mggcn.aggregate.relations import BLOCK_ROWS
+from mggcn.aggregate.relations import BLOCK_ROWS, add_rows
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.sparse import RelationRows
 from mggcn.errors import ConfigError, GraphError
@@ -197,8 +197,10 @@ class MixedMeans(PartialSums):
         near, far = room.near[:count], room.far[:count]
         self._multiply(part.matrix, h, near)
         by_basis = far.view(count, self._op.num_bases, self._op.width)
-        torch.mul(near[:, None], room.coefficients[part.relation][:, None], out=by_basis)
-        self._backend.scatter_add_rows(far, part.rows, self._out)
+        for relation, first, last in part.spans:
+            of = room.coefficients[relation][:, None]
+            torch.mul(near[first:last, None], of, out=by_basis[first:last])
+        add_rows(self._backend, far, part, self._out)
 
     def _backward(self, part: RelationRows, g: Tensor, h: Tensor) -> None:
         count, room = part.rows.shape[0], self._room
@@ -206,11 +208,14 @@ class MixedMeans(PartialSums):
         self._multiply(part.matrix, g, far)
         by_basis = far.view(count, self._op.num_bases, self._op.width)
         self._backend.gather_rows(h, part.rows, near)
-        room.gradients[part.relation] += torch.bmm(by_basis, near[:, :, None]).sum(0)[:, 0]
+        for relation, first, last in part.spans:
+            some, mine = by_basis[first:last], near[first:last]
+            room.gradients[relation] += torch.bmm(some, mine[:, :, None]).sum(0)[:, 0]
+            if self._op.of_rows:
+                mixed = room.coefficients[relation].expand(last - first, 1, -1)
+                mine.copy_(torch.bmm(mixed, some)[:, 0])
         if self._op.of_rows:
-            mixed = room.coefficients[part.relation].expand(count, 1, -1)
-            near.copy_(torch.bmm(mixed, by_basis)[:, 0])
-            self._backend.scatter_add_rows(near, part.rows, self._out)
+            add_rows(self._backend, near, part, self._out)
 
     def _multiply(self, matrix: Sparse, rows: Tensor, out: Tensor) -> None:
         """Out = matrix @ rows, as many columns at a time as the kernels have work space for."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mggcn.aggregate.relations import Relational
+from mggcn.aggregate.relations import BLOCK_ROWS, GROUPED_ROWS, Relational
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
 from mggcn.backend.cuda.dense_blocks import packed_shape, row_blocks
 from mggcn.blocks.block import PAIRS
@@ -20,7 +20,7 @@ from mggcn.cost.epoch import Cost, mean_cost, predict
 from mggcn.cost.machine import DeviceRates, Machine
 from mggcn.cost.work import Item, Staged, Sum, Work, product
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
-from mggcn.memory.device import DENSE, REAL
+from mggcn.memory.device import DENSE, DEVICES, REAL
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
 from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
@@ -242,6 +242,8 @@ class _Sizes:
     """Bytes of an edge: column, and its weight if there is one."""
     fuses: bool
     """Whether a product of rows and what follows it are one kernel."""
+    groups: bool
+    """Whether small relations share launches."""
 
     def blocks(self, block: int) -> int:
         return -(-self.rows // block)
@@ -297,6 +299,7 @@ def _sizes(plan: RunPlan, rank: RankPlan, rows: int, device: DeviceRates | None)
         real=real,
         edge=4 + (real if shape.weighted or rank.values.typed else 0),
         fuses=device is not None and DENSE[precision] in device.fused,
+        groups=not DEVICES[plan.config.run.device].is_host,
     )
 
 
@@ -326,18 +329,25 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
 def _relations(s: _Sizes, nnz: int, op: Op, kind: Aggregate) -> list[Work]:
     """Return the products of relations' sums with their matrices, with at most one row per edge; nothing without
     relations.
+
+    Relations are taken to have equally many rows. Those that share launches have products of our own, priced as cuBLAS's.
     """
     if kind.relations is None or not isinstance(kind.op, Relational):
         return []
     d, e = kind.op.d_in, kind.op.d_out
-    of = dataclasses.replace(s, rows=min(nnz, s.rows * kind.relations.num_relations))
-    moved, calls = s.row(d) + 2 * s.row(e), 3 * kind.relations.num_relations
+    relations = kind.relations.num_relations
+    of = dataclasses.replace(s, rows=min(nnz, s.rows * relations))
+    together = s.groups and of.rows <= GROUPED_ROWS * relations
+    times = min(relations, -(-of.rows // max(1, min(s.rows, BLOCK_ROWS)))) if together else relations
+    moved, calls = s.row(d) + 2 * s.row(e), 3 * times
     inner, cols = (e, d) if kind.backward else (d, e)
-    of_rows = of.fused(inner, cols, moved, calls=calls) if s.fuses else of.dense(d, e, moved, calls)
+    fuses = s.fuses and not together
+    of_rows = of.fused(inner, cols, moved, calls=calls) if fuses else of.dense(d, e, moved, calls)
     if not kind.backward:
         return [of_rows]
     of_weights = of.dense(d, e, moved, calls)
-    return [of_weights, dataclasses.replace(of_rows, calls=0)] if kind.op.of_rows else [of_weights]
+    # Beside those of the weights: a product and its rows' sums.
+    return [of_weights, dataclasses.replace(of_rows, calls=2 * times)] if kind.op.of_rows else [of_weights]
 
 
 def _distances(row: int, reuse: Iterable[float]) -> tuple[tuple[int, float], ...]:

@@ -42,15 +42,21 @@ COMPARED = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class RelationBlocks:
-    """Upper bounds on the rows and matrices of the relations of a tile (aggregate/relations.py)."""
+    """Upper bounds on the rows and matrices of the relations of a tile (aggregate/relations.py).
+
+    grouped: whether small relations may share launches.
+    """
 
     rows: int
     blocks: int
+    grouped: bool
 
     @property
     def index_bytes(self) -> int:
-        """Bytes beside the entries: row pointers, and the number of each row."""
-        return 12 * self.rows + 8 * self.blocks
+        """Bytes beside the entries: row pointers, the number of each row, and of groups the next place of each row, and
+        what rows a relation has.
+        """
+        return (16 if self.grouped else 12) * self.rows + (20 if self.grouped else 8) * self.blocks
 
     def matrices(self, tile: Matrix, count: int) -> list[tuple[int, int, bool, int]]:
         """Matrices in the form of RankSizes._matrices: the averages, and, not counted, the largest size of one."""
@@ -175,7 +181,8 @@ class RankSizes:
     def _by_relation(self, matrix: Matrix) -> RelationBlocks:
         """The matrices of a tile's relations: every row may have every relation, as far as there are entries."""
         rows = min(matrix.nnz, matrix.rows * self.shape.num_relations)
-        return RelationBlocks(rows, self.shape.num_relations + rows // BLOCK_ROWS)
+        grouped = not DEVICES[self.config.run.device].is_host
+        return RelationBlocks(rows, self.shape.num_relations + rows // BLOCK_ROWS, grouped)
 
     def _matrices(self, left_out: Mapping[Matrix, int]) -> list[tuple[int, int, bool, int]]:
         """Rows, nonzeros, whether there are values, and how many such there are, of the sparse matrices.

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from mggcn.aggregate.base import BatchEdges
 from mggcn.aggregate.halo import Side
-from mggcn.aggregate.relations import schedule_of, upload_tile, variant_of
+from mggcn.aggregate.relations import schedule_of, upload_relations, upload_tile
 from mggcn.aggregate.shared import SharedBlock
 from mggcn.backend.base import KernelBackend, Sparse
-from mggcn.backend.sparse import RelationRows
 from mggcn.blocks.block import RowSet, Stack
-from mggcn.blocks.relation_order import RelationEdges
 from mggcn.blocks.sparse_rows import SparseRowsPlan
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, SparseFeatures, transposed
@@ -200,7 +198,7 @@ def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, lik
     values = None if edges.values is None else edges.values.astype(dtype, copy=False)
     if edges.relations:
         # As of other blocks, products keep the variants of the first batch: each choice would be recorded by its sizes.
-        parts = tuple(_relation(backend, part, variant_of(like, part.relation)) for part in edges.relations)
+        parts = tuple(upload_relations(backend, edges.relations, edges.indptr.shape[0] - 1, like))
         return Sparse(
             backend.upload(edges.indptr), backend.upload(edges.indices[:0]), None, schedule_of(parts, like), parts
         )
@@ -209,8 +207,3 @@ def _sparse(backend: KernelBackend, edges: BlockEdges, dtype: npt.DTypeLike, lik
         own = None if values is None else values.copy()
         return upload_tile(backend, Tile(edges.indptr, edges.indices.copy(), own, edges.types), like)
     return backend.sparse(edges.indptr, edges.indices, values, like)
-
-
-def _relation(backend: KernelBackend, edges: RelationEdges, like: Sparse | None) -> RelationRows:
-    matrix = backend.sparse(edges.indptr, edges.indices, edges.values, like)
-    return RelationRows(edges.relation, backend.upload(edges.rows), matrix)

@@ -25,6 +25,7 @@ from tests.backend import (
     test_neighbours,
     test_norms,
     test_product_grad,
+    test_relations,
     test_rows,
 )
 from tests.backend.cases import BATTERY, GUARD, host
@@ -79,7 +80,8 @@ class _NotingModule:
 
 
 MODULES: tuple[ModuleType, ...] = (
-    *(test_edges, test_loss, test_move_rows, test_neighbours, test_norms, test_product_grad, test_rows, test_spmm),
+    *(test_edges, test_loss, test_move_rows, test_neighbours, test_norms, test_product_grad, test_relations, test_rows),
+    test_spmm,
 )
 
 
@@ -127,6 +129,9 @@ def test_offsets_of_rows_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_norms, "SHAPES", [(37, 20)])
     monkeypatch.setattr(test_edges, "MAKES", (far,) * 3)
     monkeypatch.setattr(test_edges, "COLS", (20,))
+    monkeypatch.setattr(test_relations, "MAKES", {"far": far})
+    monkeypatch.setattr(test_relations, "SIZES", (1, 9, 5))
+    monkeypatch.setattr(test_relations, "skewed", far)
     hubs = {case.name: case for case in test_edges.EDGE_CASES}
     checks: tuple[Callable[[KernelBackend], object], ...] = (
         functools.partial(test_norms.test_layer_norm, make=far),
@@ -144,6 +149,12 @@ def test_offsets_of_rows_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         functools.partial(test_rows.test_activation_grad, rows=37, make=far),
         functools.partial(test_product_grad.check, rows=37, inner=7, cols=20),
         test_move_rows.test_gather_and_scatter,
+        *(
+            functools.partial(test_relations.test_products_of_relations, inner=7, cols=5, transposed=t, make="far")
+            for t in (0, 1)
+        ),
+        functools.partial(test_relations.test_gradients_of_relations, d=7, e=5, make="far"),
+        functools.partial(test_relations.test_rows_are_added_in_the_order_of_relations, cols=7),
         functools.partial(test_neighbours.test_maximum, case=STAR, order="forwards", ties=False),
         combined,
         test_neighbours.test_head_dots,

@@ -38,6 +38,7 @@ GROUPS = {
     ),
     "entries": ([f"{B}/test_loss.py"], "(losses_of_entries and 1.0-7-padded or counts_of and 400-5)"),
     "edges": ([f"{B}/test_edges.py"], "graph and hub"),
+    "relations": ([f"{B}/test_relations.py"], "(padded or order_of_relations and 40)"),
     "attention": (
         [f"{B}/test_neighbours.py"],
         "(triples or head_dots or (test_maximum or attention and shape1) and whole and one and (0.4 or False))",

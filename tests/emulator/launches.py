@@ -22,7 +22,7 @@ VIEWS = {
 }
 """Operations that look at memory in another way and launch nothing."""
 LAUNCHES = {
-    *("add_", "addmm_", "copy_", "fill_", "index_copy_", "index_select", "mm", "mul_", "sub_", "zero_"),
+    *("add", "add_", "addmm_", "copy_", "fill_", "index_copy_", "index_select", "mm", "mul_", "sub_", "zero_"),
     *("_foreach_add_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_"),
 }
 """Operations that are one kernel, copy or fill."""

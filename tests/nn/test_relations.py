@@ -200,7 +200,7 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
 
         def twice(self: MixedMeans, part: Any, *on: Tensor) -> None:
             backward(self, part, *on)
-            self._room.gradients[part.relation] *= 1.01
+            self._room.gradients[part.spans[0][0]] *= 1.01
 
         monkeypatch.setattr(MixedMeans, "_backward", twice)
     elif fault == "rows":
@@ -209,7 +209,8 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(RelationMeans, "begin", still)
     elif fault == "relation":
         forward = MixedMeans._forward
-        mixed = lambda self, part, h: forward(self, dataclasses.replace(part, relation=0), h)  # noqa: E731
+        first = lambda part: dataclasses.replace(part, spans=tuple((0, a, b) for _, a, b in part.spans))  # noqa: E731
+        mixed = lambda self, part, h: forward(self, first(part), h)  # noqa: E731
         monkeypatch.setattr(MixedMeans, "_forward", mixed)
     else:
         upload = by_relation.upload_tile

@@ -283,6 +283,10 @@ class CpuBackend:
     def norms(self) -> CpuNorms:
         return CpuNorms(self.dtype, self.team, self._isa)
 
+    @property
+    def relations(self) -> None:
+        return None
+
 
 def _begin(partials: Tensor | None) -> None:
     """Zero the partial sums, to which the kernels add."""

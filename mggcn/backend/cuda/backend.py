@@ -22,6 +22,7 @@ from mggcn.backend.cuda.epoch_end import epoch_end
 from mggcn.backend.cuda.kernels import Kernels
 from mggcn.backend.cuda.neighbours import CudaNeighbours
 from mggcn.backend.cuda.norms import CudaNorms
+from mggcn.backend.cuda.relations import CudaRelations
 from mggcn.backend.cuda.spmm import OwnSpmm, even_schedule, make_schedule
 from mggcn.backend.cuda.upload import empty_like
 from mggcn.backend.epoch_end import Books, Step
@@ -243,3 +244,7 @@ class CudaBackend:
     @property
     def norms(self) -> CudaNorms:
         return CudaNorms(self._kernels[self.dtype])
+
+    @property
+    def relations(self) -> CudaRelations:
+        return CudaRelations(self._kernels[self.dtype])
