@@ -33,8 +33,9 @@ POINTERS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf
 LARGE = ("ld_", "step_")
 """Beginnings of the names of 64-bit numbers; others have 32."""
 MEASURED = (9, 0)
-TRIED = ("3.6.",)
-"""Triton's versions whose compiler and launches these kernels were tried with: both change from one to the next."""
+TRIED = ("3.6.", "3.7.", "3.8.")
+"""Triton's versions whose compiler and launches these kernels were tried with: both change from one to the next. 3.6 ran on
+an H200; 3.7.1 and 3.8.0 compile to the same arguments and about the same registers and spills (docs/notes/0038)."""
 ALIGNED = 16
 """Triton is told which addresses and numbers are multiples of this many bytes, or of this number."""
 

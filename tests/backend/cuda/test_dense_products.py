@@ -19,7 +19,7 @@ from mggcn.backend.cuda import triton_kernels
 from mggcn.backend.cuda.backend import CudaBackend
 from mggcn.backend.cuda.dense_blocks import Options, dense_bytes
 from mggcn.backend.cuda.dense_products import DenseProducts
-from mggcn.backend.cuda.triton_kernels import Args, Constants, compile_kernel, is_aligned, kind
+from mggcn.backend.cuda.triton_kernels import NO_SCRATCH, Args, Constants, compile_kernel, is_aligned, kind
 from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import BackendError
 from tests.backend import test_product_grad, test_two_types
@@ -244,14 +244,29 @@ class Compiled:
 
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_kernels_compile_for_a_gpu(dtype: torch.dtype) -> None:
-    """Fails if the compiler of Triton refuses what the interpreter runs, or a block needs more memory than an H100 has."""
+def test_kernels_compile_for_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the compiler of Triton refuses what the interpreter runs, a block needs more memory than an H100 has, or a
+    version of Triton gives kernels other arguments than a launch passes.
+    """
+    taken, compile_it = dict[str, int](), triton.compile
+
+    def noted(source: Any, *how: Any) -> Any:
+        made = compile_it(source, *how)
+        _, _, behind = made.asm["ptx"].partition(".entry ")
+        taken[made.metadata.name] = behind[: behind.index("{")].count(".param ")
+        expected[made.metadata.name] = len(NO_SCRATCH) + sum(of != "constexpr" for of in source.signature.values())
+        return made
+
+    expected = dict[str, int]()
+    monkeypatch.setattr(triton, "compile", noted)
     compiled, cpu = Compiled(), CpuBackend(F32, 1)
     dense = DenseProducts(compiled, torch.empty(ROOM, dtype=torch.uint8), 2)
     h, g, w = padded(cpu, 64, 100, dtype)[0], padded(cpu, 64, 256, dtype)[0], tight(cpu, 100, 256, dtype)[0]
     dense.rows(h, w, g, epilogue=_epilogue(cpu, 64, 256, 0))
     dense.rows_grad(g, w.t(), h, Gradient(partials=torch.empty(64, 100, dtype=torch.float64)))
     assert set(compiled.shared) == {"pack", "product_rows", "product_rows_grad"}
+    assert taken == expected
+    assert taken.keys() == compiled.shared.keys()
     assert 0 < max(compiled.shared.values()) <= 227 * 1024
 
 
