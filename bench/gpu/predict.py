@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any, cast
 
 from bench.gpu.graphs import CASES, ORDERED, PRECISIONS, SYNTHETIC
@@ -21,7 +22,7 @@ from mggcn.backend.cuda.variants import choose, choose_slices
 from mggcn.backend.gather_rates import CacheRates
 from mggcn.config import from_tables
 from mggcn.cost.machine import DeviceRates, RateTable, find_machine
-from mggcn.cost.work import Work, product, work_seconds
+from mggcn.cost.work import KINDS, Work, product, work_seconds
 from mggcn.memory.arena import BufferSpec
 from mggcn.planning.op_cost import items_by_op
 from mggcn.planning.run import RunPlan
@@ -37,6 +38,21 @@ NARROW, WIDE = 64, 1024
 FUSED = ("h W, 256 x 256, epilogue", "g W^T, 256 x 256, gradient")
 """Own products with what follows them in the same kernel: names of their ceilings."""
 DETAILED = ("cora 2x16", "products-like 3x256")
+HEADS = 4
+"""Of GAT, as of bench.peers.attention, which needs torch."""
+GOALS = (
+    *(("arxiv-like", precision, ratio) for precision, ratio in (("fp32", 2.0), ("mixed", 2.8), ("bf16", 4.5))),
+    *(("products-like", precision, ratio) for precision, ratio in (("fp32", 2.0), ("mixed", 2.8), ("bf16", 4.0))),
+    *((graph, "gat", 2.0) for graph in ("arxiv-hubs", "products-like")),
+)
+"""Graph, precision or GAT in float32, and how many times as fast as PyG an epoch is to be (bench/gpu/report.py)."""
+RATES = {
+    "sparse": "rows at random, 9.5 TB/s from L2, 4.4 from memory, 12 ps a row: measured; PyG's over 1.2",
+    "dense": "TFLOP/s of 256 x 256: cuBLAS 48 in fp32, 500 bf16; own 85 and 68 with what follows, bf16 212, 168: measured",
+    "elementwise": "passes, 3.0 TB/s from memory: measured",
+    "overhead": "4 us a kernel, 1 us a node: measured",
+}
+"""What each kind of work rests on: cost/machines/hgx-h200.toml, bench/results/gpu_nvidia-h200_2026-11-26.md."""
 NOTES = ROOT / "bench" / "notes"
 
 Works = list[tuple[str, list[Work]]]
@@ -47,7 +63,7 @@ def h200() -> DeviceRates:
     return find_machine("hgx-h200").device
 
 
-def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RunPlan:
+def plan_case(graph: str, hidden: tuple[int, ...], precision: str, **model: Any) -> RunPlan:
     """The plan of a case from its extents alone."""
     work = SYNTHETIC[graph]
     sparse = (CORA_NNZ, CORA_AGGREGATED) if graph == "cora" else (None, 0)
@@ -61,7 +77,7 @@ def plan_case(graph: str, hidden: tuple[int, ...], precision: str) -> RunPlan:
         feature_nnz=sparse[0],
         aggregated_nnz=sparse[1],
     )
-    settings = {"model": {"hidden": hidden}, "run": {"device": "cuda", "precision": precision}}
+    settings = {"model": {"hidden": hidden, **model}, "run": {"device": "cuda", "precision": precision}}
     return plan_shape(from_tables(settings), shape)
 
 
@@ -175,6 +191,50 @@ def ops_table(device: DeviceRates) -> str:
     return table(["case", "op", "GB", "GFLOP", "ms"], lines)
 
 
+def gat_plan(graph: str) -> RunPlan:
+    """The plan of three layers of GAT, of 256 columns each, on a graph's extents."""
+    return plan_case(graph, (256, 256), "fp32", kind="gat", heads=HEADS)
+
+
+def pyg_gat_work(plan: RunPlan) -> Works:
+    """PyG's GATConv: a row of every head for each edge is gathered, weighted and added, each pass through memory."""
+    [rank] = plan.ranks
+    rows, edges, found = rank.sizes.owned, rank.nnz, []
+    widths = [plan.shape.num_features, *plan.config.model.hidden, HEADS * plan.shape.num_classes]
+    for layer, (d, e) in enumerate(pairwise(widths), start=1):
+        # x and g are gathered for the edges, messages and their gradients added to rows; one side of each is a stream.
+        moved = product(rows, rows, edges, 4 * e, 4 * e)
+        gemm = Work(kind="dense", streamed=4 * rows * (d + e), flop=2 * rows * d * e)
+        # Weighting reads and writes a row for each edge, its two gradients four; twelve passes over the weights.
+        weighted = Work(kind="elementwise", streamed=edges * 4 * (6 * e + 12 * HEADS), calls=20)
+        beside = Work(kind="elementwise", streamed=rows * 4 * e * 8, calls=7)
+        found.append((f"layer {layer}", [*[moved] * 4, *[gemm] * (2 + (layer > 1)), weighted, beside]))
+    return [*found, ("loss, Adam", [Work(kind="elementwise", calls=25)])]
+
+
+def terms_table(device: DeviceRates) -> str:
+    """What the goals rest on: an epoch of ours and of PyG's by kind of work, and the rate behind each."""
+    lines = []
+    for case, precision, ratio in GOALS:
+        plan = gat_plan(case) if precision == "gat" else plan_case(case, (256, 256), precision)
+        peer = pyg_gat_work(plan) if precision == "gat" else pyg_work(plan_case(case, (256, 256), "fp32"))
+        totals = []
+        for whose, works, rates in (("mggcn", epoch_work(plan, device), device), ("PyG", peer, pyg_device(device))):
+            every = [work for _, of in works for work in of]
+            told = whose == "PyG" and precision not in ("fp32", "gat")  # PyG's float32, beside each precision
+            for kind in () if told else dict.fromkeys(work.kind for work in every):
+                of = [work for work in every if work.kind == kind]
+                gflop = f"{sum(work.flop for work in of) / 1e9:.0f}"
+                cells = [f"{moved(of) / 1e9:.2f}", gflop, f"{1e3 * seconds(of, rates):.3f}", RATES[kind]]
+                lines.append([f"{case}, {precision}", whose, KINDS[kind], *cells])
+            totals.append(total(works, rates))
+        said = f"{totals[1] / totals[0]:.1f} times as fast, goal {ratio:g}"
+        lines.append(
+            [f"{case}, {precision}", "", "all", "", "", f"{1e3 * totals[0]:.3f} of {1e3 * totals[1]:.3f}", said]
+        )
+    return table(["predicted", "whose", "term", "GB", "GFLOP", "ms", "rests on"], lines)
+
+
 def graphs() -> Iterator[tuple[str, int, int]]:
     """Name, rows, and nonzeros with self-loops."""
     for name in ("arxiv-like", "products-like", "reddit-like"):
@@ -208,7 +268,7 @@ def tables() -> dict[str, list[str]]:
     device = h200()
     return {
         "0004-spmm-gpu.md": [products_table(device)],
-        "0005-gpu-epoch.md": [epochs_table(device), ops_table(device)],
+        "0005-gpu-epoch.md": [epochs_table(device), ops_table(device), terms_table(device)],
     }
 
 

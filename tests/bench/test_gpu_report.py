@@ -12,6 +12,7 @@ from bench.gpu import report_products
 from bench.gpu.graphs import CASES
 from bench.gpu.predict import epoch_work, from_ceilings, plan_case, total
 from bench.gpu.tasks import digest
+from bench.peers.attention import HEADS
 from mggcn.cost.machine import find_machine
 from mggcn.planning.op_cost import training_cost
 
@@ -175,3 +176,18 @@ def test_measured_ceilings_replace_assumed_ones() -> None:
     assert dict(device.fused) == dict(base.fused) | {"fp32": 90e12}
     assert dict(device.fused_grad) == dict(base.fused_grad) | {"bf16": 170e12}
     assert from_ceilings([], {}) == base.unfused  # as of a GPU that ran no such kernel
+
+
+def test_goals_are_predicted() -> None:
+    """Fails if a goal is another one than the report's, has no prediction, or PyG's GAT moves less than its edges' rows."""
+    text = gpu_predict.terms_table(gpu_predict.h200())
+    for graph, precision, goal in gpu_predict.GOALS:
+        case = "arxiv-hubs gat 3x256" if precision == "gat" else f"{graph} 3x256"
+        assert gpu_report.goal_of(case, "fp32" if precision == "gat" else precision) == goal
+        assert f"times as fast, goal {goal:g}" in text
+    plan = gpu_predict.gat_plan("arxiv-hubs")
+    edges = plan.ranks[0].nnz
+    widths = (256, 256, gpu_predict.HEADS * 40)
+    moved = sum(gpu_predict.moved(of) for _, of in gpu_predict.pyg_gat_work(plan))
+    assert moved > 14 * edges * 4 * sum(widths)
+    assert gpu_predict.HEADS == HEADS
