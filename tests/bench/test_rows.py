@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from bench import contest, readme_figure
-from bench.cpu import accuracy, ceilings, epochs, strategies, variants, ways
+from bench.cpu import accuracy, ceilings, epochs, predictions, strategies, variants, ways
 from bench.peers import epochs as peers_epochs
 from bench.peers import products
 from bench.plots import read_plots
 from bench.report import GIB, MIB, marked, spread, verdict
 from mggcn.backend.cpu.variants import SpmmChoice, ahead_of
+from mggcn.config import ModelConfig
 from tests.machines import tight
 
 FIGURES: dict[str, Any] = {
@@ -261,3 +262,37 @@ def test_variants_beside_the_best() -> None:
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| some")
     ]
     assert [row[4] for row in cells] == ["1.05", "1.00"]
+
+
+def test_predictions_are_held_to_their_bounds() -> None:
+    """Fails if a ratio is upside down, a bound is open to one side, or a run that failed counts."""
+
+    def found(number: int, seconds: float, nbytes: int) -> dict[str, Any]:
+        measured = {"seconds": [seconds, 9.0, seconds], "bytes": nbytes}
+        return {"number": number, "graph": "g", "settings": "", "measured": measured} | {
+            "predicted": {"seconds": 1.0, "bytes": 1000}
+        }
+
+    good, slow, fast, large, small = (
+        found(number, *of) for number, of in enumerate([(1.2, 1040), (1.3, 1000), (0.8, 1000), (1.0, 1060), (1.0, 940)])
+    )
+    failed = {"number": 5, "graph": "g", "settings": "", "failed": "gone"}
+    marks = [predictions.within(one) for one in (good, slow, fast, large, small, failed)]
+    assert marks == [(True, True), (False, True), (False, True), (True, False), (True, False), (False, False)]
+    text = predictions.describe([good, slow, fast, large, small, failed], predictions.options([]))
+    assert "in seconds: 3.00 (MISSED, goal at least 5.4)" in text
+    assert "above the plan: 2" in text
+    assert "failed: gone" in text
+    assert predictions.numbers_of("3-5") == [3, 4, 5]
+    for wrong in ("0-3", "5-3", "x", "1-41"):
+        with pytest.raises(SystemExit, match="--rows expects numbers"):
+            predictions.numbers_of(wrong)
+
+
+def test_forty_runs_have_settings() -> None:
+    """Fails if a setting is not known, a model or kind of run is missing, or a run is there twice."""
+    configs = [predictions.config_of(text, 2) for _, text in predictions.ROWS]
+    assert len(set(predictions.ROWS)) == 40
+    assert {c.model.kind for c in configs} == set(get_args(get_type_hints(ModelConfig)["kind"]))
+    assert {(bool(c.sample.batch), c.run.ranks) for c in configs} == {(b, p) for b in (False, True) for p in (1, 2)}
+    assert {c.run.precision for c in configs} >= {"fp32", "bf16", "mixed"}

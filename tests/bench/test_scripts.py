@@ -15,8 +15,9 @@ import torch
 
 from bench import graphs, run_all
 from bench.contest import Case
-from bench.cpu import epochs, libra, ranks, threads, variants
+from bench.cpu import epochs, libra, predictions, ranks, threads, variants
 from bench.report import ROOT
+from mggcn.cost.machine import MACHINES
 from mggcn.graph.generate import community
 from mggcn.graph.store_write import write_store
 
@@ -237,6 +238,32 @@ def test_it_starts_as_a_script_and_as_a_module() -> None:
             [sys.executable, *command, "--help"], capture_output=True, text=True, check=False, cwd=ROOT
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.full
+def test_predictions(run: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run is lost, on the whole graph or on batches, or what is planned is not of the run that trains."""
+    some = ("model.kind=gcn model.hidden=8", "model.hidden=8 sample.batch=5 sample.fanout=3,2 run.ranks=2")
+    monkeypatch.setattr(predictions, "ROWS", (*(("community", text) for text in some), ("absent", "model.kind=gcn")))
+    monkeypatch.setattr(predictions, "TIMED_S", 0.01)
+    machine = ["--machine", str(MACHINES / "assumed-cpu.toml")]
+    before = run("cpu.predictions", "--rows", "2-3", *machine, shared="cache data")["measured"]
+    assert [found.get("failed") for found in before] == [None, "the graph is not here"]
+    (report,) = tmp_path.glob("predictions*.json")
+    record = run(
+        "cpu.predictions",
+        "--rows",
+        "1",
+        "--beside",
+        str(report.rename(tmp_path / "before.txt")),
+        *machine,
+        shared="cache data",
+    )
+    assert [found["number"] for found in record["measured"]] == [1, 2, 3]
+    for found in record["measured"][:2]:
+        assert len(found["measured"]["seconds"]) >= predictions.LEAST
+        assert found["predicted"]["runtime"] < found["predicted"]["bytes"]
+    assert record["measured"][1]["predicted"]["steps"] == 2
 
 
 @pytest.mark.slow
