@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from mggcn.backend.cpu.backend import CpuBackend
 from mggcn.host import mapped_bytes, process_bytes, user_cache
 from tests.cli.runs import run_main
 
@@ -59,7 +62,7 @@ def test_the_memory_of_this_process_is_known_without_proc(tmp_path: Path, name: 
 
 
 def test_arrays_mapped_from_files_count_by_their_resident_pages(tmp_path: Path) -> None:
-    """Fails if a page of another file counts, or one of an array does not: such as through a map that nobody has read."""
+    """Fails if a page of an array does not count, or one that nobody has read does."""
     np.save(tmp_path / "array.npy", np.zeros(1 << 20))
     before = mapped_bytes()
     array = np.load(tmp_path / "array.npy", mmap_mode="r")
@@ -67,3 +70,31 @@ def test_arrays_mapped_from_files_count_by_their_resident_pages(tmp_path: Path) 
     assert float(array.sum()) == 0
     assert mapped_bytes() - before >= 8 << 20 > unread
     assert mapped_bytes(tmp_path) == 0
+
+
+def test_pages_of_files_are_the_process_s_own_once_they_are_changed(tmp_path: Path) -> None:
+    """Fails if a page of a library counts as memory of the process, or one that the loader has changed does not."""
+    size, others = 64 << 20, 4 << 20
+    (tmp_path / "library.so").write_bytes(bytes(size))
+    with (tmp_path / "library.so").open("rb") as file:
+        pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    before = mapped_bytes()
+    assert sum(pages[:: mmap.PAGESIZE]) == 0
+    assert mapped_bytes() - before >= size
+    pages[: size // 2] = b"1" * (size // 2)
+    held = np.ones(size // 8)
+    assert abs(mapped_bytes() - before - size // 2) < others, f"{held.nbytes} bytes of no file"
+
+
+def test_a_peak_is_remembered_when_files_are_read_after_it(tmp_path: Path) -> None:
+    """Fails if pages that a run reads after its peak are subtracted from it."""
+    size = 256 << 20
+    backend, held = CpuBackend(torch.float32, 1), np.ones(size // 8)
+    peak = backend.peak_bytes()
+    del held
+    np.save(tmp_path / "array.npy", np.zeros(size // 8))
+    array = np.load(tmp_path / "array.npy", mmap_mode="r")
+    assert float(array.sum()) == 0
+    assert peak > size
+    assert process_bytes("VmHWM") - mapped_bytes() < peak - size // 2
+    assert backend.peak_bytes() == peak

@@ -321,7 +321,9 @@ class KernelBackend(Protocol):
         ...
 
     def peak_bytes(self) -> int:
-        """Return the peak memory of this process on the device, in bytes (CPU: VmHWM without arrays mapped from files)."""
+        """Return the peak memory of this process on the device, in bytes; on a CPU without pages of files, libraries among
+        them, which the system takes back as it needs. As exact as its looks are many: each subtracts what is mapped then.
+        """
         ...
 
     @property

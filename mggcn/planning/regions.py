@@ -137,6 +137,8 @@ class RankSizes:
         }
         if stats.rank_bytes:  # apart from the rest of the runtime: torch's allocator holds it
             regions["cuBLAS work space"] = stats.rank_bytes
+        if stats.is_host:
+            regions["copies for a checkpoint"] = self._saved_bytes()
         return regions | (self._host_kernel_regions(panel) if stats.is_host else self._kernel_regions(panel))
 
     def setup_bytes(self, regions: Mapping[str, int]) -> int:
@@ -165,6 +167,11 @@ class RankSizes:
     def _all_weight_bytes(self) -> int:
         """Weights, gradients, best weights, optimiser states; and `operand_bytes`."""
         return self.weight_bytes * (3 + OPTIMIZER_STATES[self.config.train.optimizer]) + self.operand_bytes
+
+    def _saved_bytes(self) -> int:
+        """Weights, the best ones and states of the optimiser, which a checkpoint copies before it writes them."""
+        train = self.config.train
+        return self.weight_bytes * (1 + bool(train.eval_every) + OPTIMIZER_STATES[train.optimizer])
 
     def _graph_bytes(self) -> int:
         """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""

@@ -62,6 +62,8 @@ class Loop:
         self._heartbeat = heartbeat
         if heartbeat is not None:
             heartbeat.begin(progress.run, progress.epoch, progress.step, progress.steps)
+            # The peak of set-up, before epochs map more of the files.
+            heartbeat.beat(progress.run, progress.epoch, progress.step, self._engine.peak_bytes())
         try:
             while progress.run < self._config.repeat:
                 if not self._fit_one(log, folder, on_epoch):

@@ -215,3 +215,26 @@ def test_default_folders_never_collide(
         assert run_main("train", community, "--threads", 1, "--epochs", 1) == 0
         assert f"run folder {name}\n" in capsys.readouterr().out
         assert result(tmp_path / name)["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["--set", "model.hidden=64"],
+        pytest.param(["--set", "model.hidden=400,400", "--ranks", 2, "--transport", "gloo"], marks=pytest.mark.full),
+        pytest.param(["--set", "model.hidden=64", "--batch", 2000, "--fanout", "5,5"], marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_a_process_holds_what_its_plan_says(settings: list[object], tmp_path: Path) -> None:
+    """Fails if pages of libraries that the page cache happens to hold count, or memory of no plan, or a plan has too much.
+
+    Weights of a first layer are wide, so that the copies of a checkpoint are part of the peak.
+    """
+    where = tmp_path / "store"
+    assert run_main("generate", "community", where, "--vertices", 8000, "--edges", 80_000, "--features", 3000) == 0
+    given = ["--threads", 1, "--epochs", 3, "--out", tmp_path / "run", "--quiet"]
+    code, _, err = finish(start("train", where, *settings, *given, module=("mggcn",)))
+    assert code == 0, err
+    found = result(tmp_path / "run")
+    assert 0.9 * found["planned_peak_bytes"] <= found["measured_peak_bytes"] <= found["planned_peak_bytes"]

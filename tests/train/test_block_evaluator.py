@@ -276,16 +276,18 @@ def test_memory_that_ranks_share_is_measured_once() -> None:
     size = 64 << 20
 
     def body(comm: Communicator) -> int:
+        before = mapped_bytes()
+        comm.barrier()
         memory = shared_memory(size, comm)
         memory.fill_(1)
         comm.barrier()
-        others = mapped_bytes()
+        others = mapped_bytes() - before
         comm.barrier()
         return others
 
     # Threads of one process: each has a map of its own, so that the process seems to hold the memory twice.
     for others in run_threads(2, body, 60):
-        assert size <= others < size + (1 << 20)
+        assert abs(others - size) < 8 << 20, "beside pages of libraries that are read meanwhile"
 
 
 def test_the_plan_says_what_is_in_memory() -> None:

@@ -64,6 +64,7 @@ class CpuBackend:
         self.team: Team = Team(threads)
         self._isa = isa or native.isa()
         self._workspace = Workspace()
+        self._peak = 0
         self.sparse_products: CpuSpmm = CpuSpmm(dtype, self.team, self._isa, figures, self._workspace, choices)
         self._spmm: Spmm = self.sparse_products if wrap_spmm is None else wrap_spmm(self.sparse_products)
         usable = (isa,) if isa else dense_kernels()
@@ -269,7 +270,10 @@ class CpuBackend:
         return
 
     def peak_bytes(self) -> int:
-        return process_bytes("VmHWM") - mapped_bytes()
+        # Pages of files that are resident now need not have been at the peak, such as features that a run read later:
+        # what an earlier look has found still counts.
+        self._peak = max(self._peak, process_bytes("VmHWM") - mapped_bytes())
+        return self._peak
 
     @property
     def edges(self) -> CpuEdges:
