@@ -25,12 +25,13 @@ TITLES = ("time of a training epoch, mggcn = 1", "peak memory of the process, mg
 def draw(reports: list[Path], picture: Path) -> Path:
     """Draw the picture that these reports have the numbers of."""
     records = [read_json(report) for report in reports]
-    found = [one for record in records for what in TIMED for one in record.get(what, [])]
-    return draw_seconds(found, picture) if found else draw_ratios(reports[0], picture)
+    # A graph that was measured again counts as in the last report.
+    found = {one["graph"]: one for record in records for what in TIMED for one in record.get(what, [])}
+    return draw_seconds([*found.values()], picture) if found else draw_ratios(reports[0], picture)
 
 
 def draw_seconds(found: list[dict[str, Any]], picture: Path) -> Path:
-    """Draw a line for each graph: the median seconds over seeds of both ways; none where most seeds never got there."""
+    """Draw a line for each graph: the median seconds over seeds of both ways; a word where most seeds never got there."""
     figure = new_figure(8.0, 1.3 + 0.5 * len(found))
     axes = figure.subplots()
     for number, way in enumerate(WAYS):
@@ -39,6 +40,8 @@ def draw_seconds(found: list[dict[str, Any]], picture: Path) -> Path:
         places = [line + (number - 0.5) * 0.38 for line in at]
         bars = axes.barh(places, [times[line] for line in at], 0.36, color=PALETTE[number], label=way)
         axes.bar_label(bars, fmt=lambda s: f"{s:.2g} s" if s < 10 else f"{s:.0f} s", fontsize=8, padding=2, color=INK)
+        for line in set(range(len(found))) - set(at):
+            axes.text(0.105, line + (number - 0.5) * 0.38, "never", fontsize=8, color=INK, va="center")
     axes.set_xscale("log")
     axes.set_xlim(left=0.1)
     plain_numbers(axes.xaxis)

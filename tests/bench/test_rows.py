@@ -214,8 +214,10 @@ def test_the_choice_is_held_to_the_best_way() -> None:
     assert ways.goals(found[:1]).count("(met") == 2
 
 
-def test_seconds_until_a_score_is_reached(tmp_path: Path) -> None:
-    """A contender reaches what lies a point below the best mean, or never; the picture is drawn all the same."""
+def test_seconds_until_a_score_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contender reaches what lies a point below the best mean, or never; the picture is drawn all the same, of a graph in
+    two reports as in the last.
+    """
     slow = [{"curve": [[1.0, 0.5], [2.0, 0.895], [3.0, 0.9]]}, {"curve": [[1.0, 0.5], [2.0, 0.5], [3.0, 0.9]]}]
     never = [{"curve": [[1.0, 0.7], [2.0, 0.88]]}]
     found = {"graph": "some", "runs": {"whole graph": slow, "batches": never}}
@@ -225,6 +227,13 @@ def test_seconds_until_a_score_is_reached(tmp_path: Path) -> None:
     assert [row[-2:] for row in accuracy.reached(found)] == [["2.50", 0], ["never", 1]]
     (tmp_path / "report.json").write_text(json.dumps({"sizes": [found]}))
     assert readme_figure.draw([tmp_path / "report.json"], tmp_path / "picture.png").stat().st_size
+    (tmp_path / "again.json").write_text(
+        json.dumps({"batches": [found | {"runs": {"whole graph": never, "batches": never}}]})
+    )
+    drawn: list[list[dict[str, Any]]] = []
+    monkeypatch.setattr(readme_figure, "draw_seconds", lambda shown, picture: drawn.append(shown) or picture)
+    readme_figure.draw([tmp_path / "report.json", tmp_path / "again.json"], tmp_path / "picture.png")
+    assert [one["runs"]["whole graph"] for one in drawn[0]] == [never]
 
 
 def test_accuracy_is_compared_seed_by_seed() -> None:
