@@ -27,10 +27,11 @@ from tests.model.test_rgcn import typed_graph
 HERE = Path(__file__).resolve().parent
 BOUND = 64 << 10
 FAST = ["dense-input-dropout", "batches"]
-FULL = ["batch-norm", "gatv2", "two-ranks-rgcn", "two-ranks-slice", "two-ranks-cd-2"]
-FULL += ["two-ranks-shared-batches", "batches-sparse-bf16", "batches-sparse-dropout", "batches-rgcn", "batches-full"]
+FULL = ["batch-norm", "two-ranks-slice", "two-ranks-cd-2"]
+FULL += ["two-ranks-shared-batches", "batches-sparse-bf16", "batches-rgcn"]
 EVALUATIONS = ["evaluation-gat", "evaluation-rgcn", "evaluation-permuted"]
-SLOW = ["gat", "bf16", "two-ranks-gat-cd-0", "batches-gat", "two-ranks-batches"]
+SLOW = ["gat", "gatv2", "two-ranks-rgcn", "batches-sparse-dropout", "batches-full"]
+SLOW += ["bf16", "two-ranks-gat-cd-0", "batches-gat", "two-ranks-batches"]
 SLOW += ["batches-fp64", "aggregate-first", "layer-norm-gin"]
 SLOW += ["dense", "sparse-input-dropout", "two-ranks-halo", "two-ranks-dropout", "two-ranks-batch-norm-cd-0"]
 SLOW += ["dropout", "sparse", "mlp", "sgd", "two-ranks", "two-ranks-bf16", "two-ranks-cd-0"]

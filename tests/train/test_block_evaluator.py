@@ -124,6 +124,7 @@ def test_a_first_layer_from_sums() -> None:
     compare(config, graph_of(), 1e-12, first="full")
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_scores_are_the_whole_graphs(name: str, ranks: int) -> None:
     """Fails if a layer reads other rows than were kept, an edge or a rank's share is lost, or rows are mixed up."""

@@ -197,7 +197,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_whole_graph_runs_move_all_rows_as_torch_does(name: str, ranks: int) -> None:

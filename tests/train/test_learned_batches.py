@@ -232,7 +232,7 @@ def on_batches(ranks: int, model: str, row_optimizer: str, precision: str = "fp6
     return dataclasses.replace(config, run=dataclasses.replace(config.run, precision=precision))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @NO_CHECKS
 @pytest.mark.parametrize("row_optimizer", ["adam", "adagrad"])
 @pytest.mark.parametrize("model", ["gcn", "gcn-wide", "sage", "gat"])
@@ -255,7 +255,7 @@ def test_thirty_steps_equal_one_torch_process(ranks: int, model: str, row_optimi
         np.testing.assert_allclose(found[0]["end"][1][name].numpy(), weight.numpy(), rtol=0, atol=1e-11, err_msg=name)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @NO_CHECKS
 @pytest.mark.parametrize("row_optimizer", ["adam", "adagrad"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -315,6 +315,7 @@ def first_step(rank: Rank) -> dict[str, Any]:
     return {"read": read, "before": before, "after": own_rows(rank)}
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("model", ["gcn", "gat", "gin"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_batches_that_ranks_share_train_the_same_rows(ranks: int, model: str) -> None:
@@ -340,6 +341,7 @@ class CrashError(Exception):
     """What a test raises in the middle of an epoch."""
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("row_optimizer", ["adam", "adagrad"])
 def test_a_run_goes_on_within_an_epoch(

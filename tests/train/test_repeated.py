@@ -152,7 +152,7 @@ def test_planted_faults_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "where", [pytest.param(EMULATED, id="emulated"), pytest.param(GPU, id="cuda", marks=pytest.mark.cuda)]
 )
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_loss_curves_are_the_cpus(where: Where, ranks: int) -> None:
     """Fails if masks differ between devices or after a capture, or the order of the sums costs more than rounding."""
     train = {"epochs": 50}

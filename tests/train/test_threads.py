@@ -128,7 +128,7 @@ MODELS = (
 )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
