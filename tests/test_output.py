@@ -46,9 +46,9 @@ def shell(here: Path, command: str, **env: str) -> tuple[int, str, str]:
         ("datasets | true", 0, ""),
         ("datasets >&-", 0, ""),
         ("datasets > /dev/full 2> /dev/full", 2, ""),
-        pytest.param("plan g > /dev/full", 2, FULL, marks=pytest.mark.full),
-        pytest.param("plan g --json > /dev/full", 2, FULL, marks=pytest.mark.full),
-        pytest.param("settings --help > /dev/full", 2, FULL, marks=pytest.mark.full),
+        pytest.param("plan g > /dev/full", 2, FULL, marks=pytest.mark.slow),
+        pytest.param("plan g --json > /dev/full", 2, FULL, marks=pytest.mark.slow),
+        pytest.param("settings --help > /dev/full", 2, FULL, marks=pytest.mark.slow),
         pytest.param("settings 2>&- > /dev/full", 2, "", marks=pytest.mark.full),
     ],
 )
@@ -66,7 +66,7 @@ def test_an_answer_that_cannot_be_printed_is_one_line(here: Path, command: str, 
     ("streams", "ranks"),
     [
         (">&- 2>&-", 1),
-        pytest.param("| true", 1, marks=pytest.mark.full),
+        pytest.param("| true", 1, marks=pytest.mark.slow),
         pytest.param("> /dev/full 2>&1", 2, marks=pytest.mark.full),
         *(
             pytest.param(text, ranks, marks=pytest.mark.slow)

@@ -83,7 +83,7 @@ SETTINGS = ["--epochs", "3", "--batch", "5", "--fanout", "3,2", "--threads", "1"
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "gin"])
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 def test_small_and_odd_graphs_train(name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a graph without edges, a vertex without neighbours or a rank without seeds ends a run, or gives no score."""
     make, more = SMALL[name]
@@ -230,12 +230,12 @@ def test_a_first_layer_in_full_is_planned_and_trains(tmp_path: Path, capsys: pyt
     "settings",
     [
         ["--set", "model.kind=sage"],
-        pytest.param(["--set", "model.kind=gin", "--precision", "bf16"], marks=pytest.mark.full),
-        pytest.param(["--set", "sample.first=full", "--set", "sample.plan=run"], marks=pytest.mark.full),
-        pytest.param(["--ranks", "2", "--transport", "gloo"], marks=pytest.mark.full),
+        pytest.param(["--set", "model.kind=gin", "--precision", "bf16"], marks=pytest.mark.slow),
+        pytest.param(["--set", "sample.first=full", "--set", "sample.plan=run"], marks=pytest.mark.slow),
+        pytest.param(["--ranks", "2", "--transport", "gloo"], marks=pytest.mark.slow),
         pytest.param(
             ["--ranks", "2", "--transport", "gloo", "--set", "sample.rows=owners", "--set", "sample.macro=0"],
-            marks=pytest.mark.full,
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ["--ranks", "2", "--transport", "gloo", "--set", "sample.rows=parts"],
@@ -263,8 +263,8 @@ def test_the_measured_peak_is_within_the_plan(settings: list[str], tmp_path: Pat
     "settings",
     [
         ["--set", "model.kind=sage", "--set", "model.aggregator=mean", "--set", "model.input_dropout=0.2"],
-        pytest.param(["--precision", "fp64", "--set", "sample.plan=run"], marks=pytest.mark.full),
-        pytest.param(["--ranks", "2", "--transport", "gloo"], marks=pytest.mark.full),
+        pytest.param(["--precision", "fp64", "--set", "sample.plan=run"], marks=pytest.mark.slow),
+        pytest.param(["--ranks", "2", "--transport", "gloo"], marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -148,7 +148,7 @@ def test_a_prediction_ends_at_once(community: Path, tmp_path: Path, ranks: int, 
     [
         (1, "auto"),
         pytest.param(2, "threads", marks=pytest.mark.slow),
-        pytest.param(2, "gloo", marks=pytest.mark.full),
+        pytest.param(2, "gloo", marks=pytest.mark.slow),
     ],
 )
 def test_a_hangup_saves_a_run(community: Path, tmp_path: Path, ranks: int, transport: str) -> None:

@@ -12,7 +12,11 @@ from tests.cli.runs import losses, run_main
 
 @pytest.mark.parametrize(
     ("ranks", "transport"),
-    [(2, "threads"), *(pytest.param(*one, marks=pytest.mark.full) for one in ((1, "single"), (2, "gloo")))],
+    [
+        (2, "threads"),
+        pytest.param(2, "gloo", marks=pytest.mark.full),
+        pytest.param(1, "single", marks=pytest.mark.slow),
+    ],
 )
 def test_a_timeline_is_written_and_drawn(
     ranks: int, transport: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
