@@ -523,7 +523,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("settings", RUNS, ids=str)
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_scores_of_a_graph_of_another_size(

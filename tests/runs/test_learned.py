@@ -63,6 +63,7 @@ def test_a_run_goes_on_with_the_same_rows(store: Path, tmp_path: Path, more: lis
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("after", [1, 2, 5])
 @pytest.mark.parametrize("more", [[], BATCHES], ids=str)
 def test_a_run_of_three_ranks_goes_on_with_others(store: Path, tmp_path: Path, after: int, more: list[object]) -> None:

@@ -121,7 +121,7 @@ def test_a_larger_graph_is_scored_by_blocks(
     [
         ["--ranks", "1"],
         ["--ranks", "2", "--transport", "threads"],
-        pytest.param(["--ranks", "2"], marks=pytest.mark.full),
+        pytest.param(["--ranks", "2"], marks=pytest.mark.slow),
         pytest.param(["--ranks", "3", "--strategy", "delayed"], marks=pytest.mark.full),
     ],
     ids=" ".join,

@@ -68,6 +68,7 @@ def assert_rows_of_all(trainer: mggcn.Trainer, rows: Any, rtol: float, **options
     np.testing.assert_allclose(found, everything[rows], rtol=rtol, atol=rtol * np.abs(everything).max())
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_some_scores_are_those_of_the_whole_graph(name: str, weighted: bool) -> None:

@@ -124,7 +124,7 @@ def test_a_rank_that_cannot_begin_tells_the_others(
     for rank, line in enumerate(lines):
         for name, value in (here | {"RANK": str(rank)}).items():
             monkeypatch.setenv(name, value)
-        ranks.append(start(*line, module=["mggcn"]))
+        ranks.append(start(*line))
     ended = [finish(process) for process in ranks]
     why = (
         f"there is no run folder {tmp_path / 'nowhere'}; mggcn train makes one and prints its name; every machine must"
@@ -147,7 +147,7 @@ def test_the_same_torchrun_goes_on_with_its_own_run_alone(
     def trained(store: Path, run_id: str, *words: object) -> tuple[int, str, str]:
         for name, value in (alone() | {"TORCHELASTIC_RUN_ID": run_id}).items():
             monkeypatch.setenv(name, value)
-        return finish(start("train", store, "--epochs", 2, "--out", out, *words, module=["mggcn"]))
+        return finish(start("train", store, "--epochs", 2, "--out", out, *words))
 
     assert trained(community, "one", "--threads", 1)[0] == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
