@@ -77,7 +77,7 @@ def grads(rank: Rank) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [*LINEAR, *MORE])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("graph", graphs())
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 def test_all_neighbours_give_the_whole_graphs_gradient(graph: str, ranks: int, name: str) -> None:
     """Fails if A X is not exact, lacks a scale, a weight, a self-loop or a rank's rows, or the vertex itself reads it."""
     compare(full(ranks, (MODELS | MORE)[name]), graphs()[graph])

@@ -83,7 +83,7 @@ def same(found: list[Any], expected: list[Any]) -> bool:
     )
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("macro", [0, 1, 4])
 @pytest.mark.parametrize("cache", [0, 9, 1000])
@@ -102,6 +102,7 @@ def test_bits_are_those_of_rows_in_place(
     assert all(np.isfinite(one["losses"]).all() for one in found)
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("macro", "cache"), [(1, 0), (1, 8), (3, 0), (0, 8), (0, 0)])
 def test_what_is_fetched_is_what_a_dry_run_counts(macro: int, cache: int, ranks: int) -> None:

@@ -159,6 +159,7 @@ def test_gradients_of_every_draw(weights: str, draw: str, by_type: bool) -> None
     compare(config, typed_graph("weighted", RELATIONS))
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["random", "weighted", "star"])
 def test_all_neighbours_give_the_whole_graphs_gradient(kind: str, ranks: int) -> None:

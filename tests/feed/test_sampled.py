@@ -155,6 +155,7 @@ def test_gradients_of_every_draw(draw: str, loops: bool, hidden: int) -> None:
     compare(config, graph_of(), own_values=draw != "replace")
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", [*MODELS, "sgc", "appnp"])
 def test_all_neighbours_give_the_whole_graphs_gradient(name: str, ranks: int) -> None:
@@ -289,7 +290,7 @@ def covariances(dense: Any, targets: Any, fanout: int, draw: str) -> list[tuple[
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize("draw", ["uniform", "replace", "labor"])
 def test_the_mean_of_many_draws_is_the_whole_graphs_sum(seed: int, draw: str) -> None:
     """Fails if an unbiased estimate of A_hat X is biased: a chi-square over all entries of its mean, with self-loops."""
@@ -364,6 +365,7 @@ def test_ranks_and_threads_change_no_batch() -> None:
         np.testing.assert_allclose(found, losses[1, 0], rtol=1e-11)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 @pytest.mark.parametrize("weights", ["unbiased", "mean", "block"])
 @pytest.mark.parametrize("draw", ["uniform", "replace", "weight", "labor", "labor-one"])

@@ -47,7 +47,7 @@ def compare(found: tuple[float, dict[str, Any]], expected: tuple[float, dict[str
         np.testing.assert_allclose(found[1][key], gradient, atol=1e-10 * largest, err_msg=key)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_batches_of_their_own(name: str, ranks: int) -> None:

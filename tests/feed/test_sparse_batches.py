@@ -82,7 +82,7 @@ def compare(config: Config, graph: Graph, scored: float = 1e-9) -> list[dict[str
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 def test_sparse_rows_give_the_gradients_of_dense_ones(name: str, ranks: int) -> None:
     """Fails if a row set's product or weight gradient reads another's rows, a mask differs from that of dense rows, S_c is
     lost, or an evaluation reads X otherwise than it is stored.

@@ -119,7 +119,7 @@ def compare(config: Config, graph: Graph) -> list[Any]:
     return found
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("macro", [0, 1, 4])
 @pytest.mark.parametrize("cache", [0, 9, 1000])
@@ -155,7 +155,7 @@ WEIGHTED = {"weights as they are": {}, "by weight": {"draw": "weight"}, "labor":
 LOOPS = {"as stored": False, "own entries": True}
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("loops", LOOPS)
 @pytest.mark.parametrize("norm", ["mean", "symmetric"])
@@ -274,6 +274,7 @@ def test_what_is_read_again_counts_once(macro: int, ahead: int, rows: str) -> No
     assert once[0]["rows_remote"] > 0
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("order", ["none", "random"])
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize(("macro", "cache"), [(1, 0), (1, 8), (3, 0), (0, 8)])
