@@ -38,7 +38,9 @@ KINDS = {
 }
 SAVED_BY_EACH = ("delayed", "learned", "history")
 """Kinds of which every rank saves something of its own."""
-SIZES = [(3, kind) for kind in KINDS] + [(2, "halo"), (2, "batches")]
+OFTEN = [(3, "slice"), (3, "delayed"), (3, "shared-batches"), (3, "parts-of-owners"), (3, "learned"), (2, "halo")]
+"""Hosts and kinds that between them send all that any kind does."""
+SIZES = OFTEN + [(3, kind) for kind in KINDS if (3, kind) not in OFTEN] + [(2, "batches")]
 TIMEOUT_S = 8
 
 
@@ -47,6 +49,8 @@ class Ran:
     """What ranks on hosts have left: by case their exit codes and errors."""
 
     folder: Path
+    sizes: list[tuple[int, str]]
+    """Hosts and kinds that trained: those that a test compares."""
 
     def code(self, name: str, rank: int) -> int:
         return int((self.folder / f"{name}-{rank}.code").read_text())
@@ -63,10 +67,10 @@ def train(out: Path, *words: object, epochs: int = 4) -> list[str]:
     ]
 
 
-def all_cases(root: Path) -> list[dict[str, Any]]:
+def all_cases(root: Path, sizes: list[tuple[int, str]]) -> list[dict[str, Any]]:
     """What the ranks do, one after the other; on hosts other than a, runs-of-a cannot be written and hidden is empty."""
     cases: list[dict[str, Any]] = [{"name": "listen", "size": 3, "words": ["listen"]}]
-    for size, kind in SIZES:
+    for size, kind in sizes:
         name = f"{kind}-{size}"
         runs = root / ("runs" if kind in SAVED_BY_EACH else "runs-of-a")
         cases.append({"name": name, "size": size, "words": train(runs / name, *KINDS[kind])})
@@ -109,12 +113,17 @@ def furnish(root: Path, hosts: Hosts) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Run all cases on three hosts; in the last one the cable of host b is cut."""
+def ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Ran:
+    """Run the cases that were collected on three hosts; in the last one the cable of host b is cut."""
+    collected = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    params = [item.callspec.params for item in collected if hasattr(item, "callspec")]
+    sizes = [(one["size"], one["kind"]) for one in params if "size" in one]
     root = tmp_path_factory.mktemp("hosts")
     with some_hosts(root, 3) as hosts:
         furnish(root, hosts)
-        (root / "cases.json").write_text(json.dumps(all_cases(root)))
+        (root / "cases.json").write_text(json.dumps(all_cases(root, sizes)))
         work = [sys.executable, "-m", "tests.hosts.worker", root / "cases.json"]
         ranks = [
             host.start(*work, number, root, out=root / f"worker-{number}")
@@ -125,7 +134,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         finally:
             codes = finished(ranks, 60)
         assert codes == [0, 0, 0], [(root / f"worker-{number}.err").read_text() for number in range(3)]
-    return Ran(root)
+    return Ran(root, sizes)
 
 
 def cut_when(hosts: Hosts, sign: Path, ranks: list[subprocess.Popen[str]]) -> None:
@@ -143,13 +152,17 @@ def here(ran: Ran) -> Path:
     """The same runs with all ranks as threads on one machine."""
     folder = ran.folder / "here"
     folder.mkdir()
-    for size, kind in SIZES:
+    for size, kind in ran.sizes:
         words = [*SETTINGS, *KINDS[kind], "--epochs", 4, "--ranks", size, "--transport", "threads"]
         assert run_main("train", ran.folder / "store-0", *words, "--out", folder / f"{kind}-{size}") == 0
     return folder
 
 
-@pytest.mark.parametrize(("size", "kind"), SIZES, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [pytest.param(*one, marks=[] if one in OFTEN else pytest.mark.slow) for one in SIZES],
+    ids=lambda value: str(value),
+)
 def test_hosts_give_the_losses_of_one(ran: Ran, here: Path, size: int, kind: str) -> None:
     """Fails if ranks on several machines compute something else than ranks on one, or one needs another's store."""
     name = f"{kind}-{size}"
