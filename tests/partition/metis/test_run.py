@@ -137,7 +137,7 @@ def planted(num_vertices: int, seed: int) -> Graph:
 
 @needs_pymetis
 @pytest.mark.parametrize(
-    "parts", [2, 4, pytest.param(3, marks=pytest.mark.full), pytest.param(8, marks=pytest.mark.full)]
+    "parts", [2, 4, pytest.param(3, marks=pytest.mark.full), pytest.param(8, marks=pytest.mark.slow)]
 )
 def test_splits_in_one_community_are_shared_out(parts: int) -> None:
     """Fails if a constraint is lost, has another's weights or slack, or costs more than 15 % of edges cut."""
@@ -152,16 +152,16 @@ def test_splits_in_one_community_are_shared_out(parts: int) -> None:
 
 
 @needs_pymetis
-@pytest.mark.parametrize("parts", [1, 3])
-def test_halves_of_halves_are_parts_too(parts: int) -> None:
+@pytest.mark.parametrize(("parts", "halvings"), [(1, 3), (3, 2), pytest.param(3, 3, marks=pytest.mark.slow)])
+def test_halves_of_halves_are_parts_too(parts: int, halvings: int) -> None:
     """Fails if leaves leave their part, are uneven, or ranges of them cut much more than METIS's parts of as many."""
     graph = planted(20_000, 3)
     settings = MetisSettings(parts=parts, seed=6, kind="metis-balanced")
-    leaf = halved(graph, settings, 3)
-    assert np.array_equal(leaf >> 3, metis(graph, settings).owner)
-    for halvings in (1, 3):
-        found = edge_cut(graph, (leaf >> 3 - halvings).astype(np.uint16), parts << halvings).statistics
-        direct = metis(graph, replace(settings, parts=parts << halvings)).statistics
+    leaf = halved(graph, settings, halvings)
+    assert np.array_equal(leaf >> halvings, metis(graph, settings).owner)
+    for depth in (1, halvings):
+        found = edge_cut(graph, (leaf >> halvings - depth).astype(np.uint16), parts << depth).statistics
+        direct = metis(graph, replace(settings, parts=parts << depth)).statistics
         assert found.num_cut <= 1.15 * direct.num_cut
         for per_part in (found.rows_per_part, found.nonzeros_per_part, found.train_per_part):
             assert balance(per_part) <= 1.12
