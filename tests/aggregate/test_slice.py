@@ -240,7 +240,7 @@ def test_fewer_units_than_ranks(where: Where, ranks: int, cols: int) -> None:
     assert all(result.sent == result.planned for result in results)
 
 
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, rest=1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_halves_compute_what_one_piece_does(where: Where, ranks: int, sample: Any) -> None:

@@ -55,6 +55,7 @@ def test_ceilings(toy: Settings, tmp_path: Path) -> None:
     assert rows[-1]["taken_by_others"] >= 0
 
 
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("precision", gpu_ceilings.PRECISIONS)
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_products_are_timed(name: str, precision: str, toy: Settings, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["empty", "star", "path", "loops", "dense-row", "parallel"])
 def test_every_mode_equals_its_twin(isa: str, kind: str, mode: str) -> None:

@@ -255,7 +255,7 @@ def _cases() -> list[tuple[str, str, str, str, bool]]:
 PLACES = [(1, "broadcast"), (3, "broadcast"), (3, "halo"), (3, "slice"), (3, "delayed")]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize(("ranks", "strategy"), PLACES)
 @pytest.mark.parametrize(("name", "norm", "act", "around", "weighted"), _cases())
 def test_every_convolution_with_every_norm_and_back(
@@ -296,7 +296,7 @@ def test_every_convolution_with_every_norm_and_back(
         assert_close(after, trained[ids])
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize(("ranks", "strategy"), PLACES)
 @pytest.mark.parametrize("name", CONVS)
 def test_repeated_links_count_as_in_pyg(name: str, ranks: int, strategy: str) -> None:

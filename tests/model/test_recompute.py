@@ -34,7 +34,7 @@ def graph_of(sparse: bool = False) -> Graph:
     return make_graph(pattern("directed", 61, 6), **sizes)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(("ranks", "strategy"), [(1, "broadcast"), (3, "halo"), (3, "delayed")])
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])

@@ -44,6 +44,7 @@ def sent_in_an_epoch(rank: Rank) -> int:
     return rank.comm.bytes_sent - before
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("kind", ["gcn", "gat"])
 @pytest.mark.parametrize("way", WAYS)

@@ -83,7 +83,7 @@ def assert_same_bits(config: Config, graph: Graph, pruned: int, where: Where = C
     assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("products", ["gemm-first", "aggregate-first"])
