@@ -110,18 +110,20 @@ def on_ranks(
     network: Network | None = None,
     feed_of: Callable[[int], Feed] | None = None,
 ) -> list[Any]:
-    """Build every rank of a run in threads and return what `body` gives on each; network: another model than config's.
+    """Plan a run, once for all ranks, build them in threads and return what `body` gives on each.
 
-    feed_of: makes the feed of a rank, by default the whole graph's.
+    network: another model than the configuration's. feed_of: makes the feed of a rank, which then plans for itself; by
+    default the whole graph's.
     """
     config = resolve(config, graph)
 
     def run(comm: Communicator) -> Any:
         feed = None if feed_of is None else feed_of(comm.rank)
-        plan, owners = plan_graph(config, graph, network=network, stack=None if feed is None else feed.stack)
+        plan, owners = once or plan_graph(config, graph, network=network, stack=None if feed is None else feed.stack)
         return body(make_rank(config, graph, plan, owners, comm, device_of=device_of, feed=feed))
 
     with dense_products(config):
+        once = plan_graph(config, graph, network=network) if feed_of is None else None
         return run_threads(config.run.ranks, run, timeout_s) if config.run.ranks > 1 else [run(SingleCommunicator())]
 
 

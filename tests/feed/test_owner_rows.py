@@ -51,9 +51,9 @@ def with_epochs(config: Config, epochs: int) -> Config:
 def on_apart(config: Config, graph: Graph, body: Any, *, clean: bool = False) -> list[Any]:
     """What a function gives on ranks of which each has the features of its own vertices alone, the others' being NaN."""
     config = resolve(config, graph)
+    plan, partition = plan_graph(config, graph)
 
     def run(comm: Communicator) -> Any:
-        plan, partition = plan_graph(config, graph)
         far = row_owners(partition).owner_of(slice(None)) != comm.rank
         mine = graph
         if not clean:

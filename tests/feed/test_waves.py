@@ -86,9 +86,9 @@ def on_parts(config: Config, graph: Graph, body: Any) -> list[Any]:
     chunks of others.
     """
     config = resolve(config, graph)
+    plan, partition = plan_graph(config, graph)
 
     def run(comm: Communicator) -> Any:
-        plan, partition = plan_graph(config, graph)
         own = row_owners(partition).owner_of(slice(None)) == comm.rank
         return body(make_rank(config, part_of(graph, own), plan, partition, comm))
 
@@ -98,9 +98,9 @@ def on_parts(config: Config, graph: Graph, body: Any) -> list[Any]:
 def on_whole(config: Config, graph: Graph, body: Any) -> list[Any]:
     """The same on ranks that have the whole store."""
     config = resolve(config, graph)
+    plan, partition = plan_graph(config, graph)
 
     def run(comm: Communicator) -> Any:
-        plan, partition = plan_graph(config, graph)
         return body(make_rank(config, graph, plan, partition, comm))
 
     return run_threads(config.run.ranks, run, 60)

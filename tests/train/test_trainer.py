@@ -129,10 +129,10 @@ def fit(
 ) -> tuple[bool, dict[str, torch.Tensor], list[dict[str, Any]], dict[str, Any] | None]:
     """Fit on all ranks; `stop_after` lines of history a signal comes. Returns what rank 0 knows."""
     config = resolve(config, graph)
+    plan, owners = plan_graph(config, graph)
 
     def body(comm: Communicator) -> Any:
         stop = Stop()
-        plan, owners = plan_graph(config, graph)
         rank = make_rank(config, graph, plan, owners, comm, stop)
         main = folder if comm.rank == 0 else None
         log = RunLog(main, True, config.train.epochs)
