@@ -44,12 +44,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "rgcn": {"kind": "rgcn", "bases": 3},
     "loops, batch norm": {"kind": "gcn", "self_loops": True, "norm_layer": "batch", "residual": "linear"},
 }
-DEFAULT = {("gcn", 1), ("sage", 2), ("gat", 2), ("gin", 1), ("rgcn", 2), ("jumping", 1), ("loops, batch norm", 2)}
-CASES = [
-    pytest.param(name, ranks, marks=() if (name, ranks) in DEFAULT else pytest.mark.full)
-    for name in KINDS
-    for ranks in (1, 2, 3)
-]
 
 
 def batches(config: Config, **changes: Any) -> Config:
@@ -125,7 +119,8 @@ def test_a_first_layer_from_sums() -> None:
 
 
 @pytest.mark.covering(1, rest="slow")
-@pytest.mark.parametrize(("name", "ranks"), CASES)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("name", KINDS)
 def test_scores_are_the_whole_graphs(name: str, ranks: int) -> None:
     """Fails if a layer reads other rows than were kept, an edge or a rank's share is lost, or rows are mixed up."""
     graph = typed_graph("random") if name == "rgcn" else graph_of()

@@ -129,7 +129,7 @@ def test_a_step_on_pairs_can_be_recorded(name: str, sample: dict[str, Any]) -> N
             assert score == pytest.approx(on_cpu[split][metric], abs=0.02), (split, metric)
 
 
-@pytest.mark.parametrize("name", ["dot", "network"])
+@pytest.mark.parametrize("name", ["dot", pytest.param("network", marks=pytest.mark.slow)])
 def test_steps_on_links_are_recorded_once_and_parts_run_beside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a step is recorded anew for a batch, or one that comes in parts loses pairs of some."""
     stand_in(monkeypatch, Allocator())

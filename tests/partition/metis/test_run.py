@@ -372,7 +372,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, memory.leas
 
 @pytest.mark.full
 @needs_pymetis
-@pytest.mark.parametrize("kind", KINDS_OF_CUTS)
+@pytest.mark.parametrize("kind", [pytest.param("metis", marks=pytest.mark.slow), "metis-balanced"])
 @pytest.mark.parametrize("name", ["cnr_2000", pytest.param("blogcatalog", marks=pytest.mark.slow)])
 def test_memory_is_as_planned(name: str, kind: MetisKind, data_root: Path, tmp_path: Path) -> None:
     """Fails if METIS takes more memory than the plan says, or the plan refuses what would fit."""
