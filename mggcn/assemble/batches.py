@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from mggcn.assemble.stack import cached_rows, draws_of_links, seeds_of
 from mggcn.backend.base import KernelBackend
@@ -18,12 +20,12 @@ from mggcn.blocks.padded import PaddedLayout
 from mggcn.blocks.sampler import Sampler
 from mggcn.comm.base import Communicator
 from mggcn.config import Config, SampleConfig
-from mggcn.errors import PlanError
+from mggcn.errors import GraphError, PlanError
 from mggcn.feed.drawn_tiles import DrawnTiles
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.features import VertexFeatures
 from mggcn.feed.fetched import FetchedRows, OwnerRows
-from mggcn.feed.gather import GatheredRows, GatheredSparse
+from mggcn.feed.gather import GatheredRows, GatheredSparse, StoredFeatures, stored_rows
 from mggcn.feed.history import RemoteRows
 from mggcn.feed.memory import BatchMemoryPlan, GatheredIn
 from mggcn.feed.norm_scales import NormScales
@@ -35,6 +37,7 @@ from mggcn.feed.waves import Waves
 from mggcn.graph.csr import Graph, Rows
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import STORAGE, scale_dtype, threads_of
+from mggcn.model.network import Values
 from mggcn.partition.order import Owners
 from mggcn.partition.rows.halo import halo_ids
 from mggcn.partition.rows.shard import ShardOptions
@@ -149,7 +152,7 @@ def sampled_feed(
     if pads_batches(config):
         layout = padded_layout(config, plan.shape, stack, plan.ranks[rank].values)
         pack = functools.partial(packed, layout, backend, labels)
-    first, learned = plan.ranks[rank].values.first, plan.ranks[rank].learned is not None
+    stored = stored_features(plan.ranks[rank].values, reader, DTYPES[dtype])
 
     def memory(source: VertexFeatures) -> GatheredIn:
         return functools.partial(GatheredRows, source, spec, DTYPES[dtype], threads=gather_threads(config))
@@ -162,8 +165,9 @@ def sampled_feed(
         stack=stack,
         slots=slots,
         values=values,
-        features=gathered if sparse is None and not learned and (first is None or first.itself) else None,
+        features=gathered if sparse is None and plan.ranks[rank].values.gathers else None,
         sparse=None if sparse is None else functools.partial(GatheredSparse, reader, sparse),
+        stored=None if stored is None else StoredFeatures(stored),
         sums=None if sums is None else memory(VertexFeatures(dataclasses.replace(graph, features=sums), False)),
         norm=norm,
         share=share_plan(config, plan.shape, stack, back) if config.shares_batches else None,
@@ -177,6 +181,22 @@ def sampled_feed(
     ready = relays.ready if isinstance(relays, Waves) else None
     drawn = ready or Sampler(adj_t, slots.draws, self_loops=model.self_loops, **leaves)
     return SampledFeed(drawn, seeds, batch_memory, sample.ahead, epochs=config.train.epochs, relays=relays)
+
+
+def stored_features(values: Values, reader: VertexFeatures, dtype: torch.dtype) -> Tensor | None:
+    """Return the features (N, D) that steps read where they are stored; None if batches bring theirs.
+
+    Raises: GraphError if they are stored otherwise than was planned.
+    """
+    if not values.reads_stored:
+        return None
+    found = stored_rows(reader, dtype)
+    if found is None:
+        raise GraphError(
+            f"the features of {reader.graph.name} were to be read where they are stored, and are not stored as float32 in "
+            "one file or array; plan the run again"
+        )
+    return found
 
 
 def relays_of(

@@ -12,7 +12,15 @@ import torch
 from torch.autograd.profiler import record_function
 
 from mggcn.aggregate.base import BlockAggregations, BuildContext
-from mggcn.assemble.batches import drawn_tiles, mapped_once, norm_of, relays_of, sampled_feed, shard_options
+from mggcn.assemble.batches import (
+    drawn_tiles,
+    mapped_once,
+    norm_of,
+    relays_of,
+    sampled_feed,
+    shard_options,
+    stored_features,
+)
 from mggcn.assemble.first_sums import compute_first_sums
 from mggcn.assemble.links import link_feed, link_scores, pair_loader
 from mggcn.assemble.parts import scales_of_all, waves_of
@@ -296,6 +304,7 @@ def _loader(
         sparse=sparse,
         dropped=dropped,
         first=plan.values.first,
+        stored=stored_features(plan.values, rows, DTYPES[dtype]),
         targets=targets,
         dtype=dtype,
         typed=plan.values.typed,

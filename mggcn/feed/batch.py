@@ -114,7 +114,8 @@ class Batch:
     ends with it; a step that is larger than was planned comes in several parts, whose gradients are added. reads: points up
     to which a device reads the arrays, which whoever loads the batch adds: the feed waits for them before it writes to
     their memory again. halo: of each block, the rows that other ranks own, where these come from a cache. packed: the same,
-    filled up, as it lies on a GPU; None: whoever loads the batch makes it.
+    filled up, as it lies on a GPU; None: whoever loads the batch makes it. stored: how many vertices the graph has, where
+    edges of the first block name these, not places among its sources, and features are read where they are stored; else 0.
     """
 
     rows: Mapping[RowSet, npt.NDArray[np.int64]] = field(default_factory=dict)
@@ -129,6 +130,7 @@ class Batch:
     reads: list[Mark] = field(default_factory=list)
     halo: Mapping[Block, HaloRows] = field(default_factory=dict)
     packed: Packed | None = None
+    stored: int = 0
 
     def copy(self) -> Batch:
         """Return the batch with rows, edges and scales in memory of their own; features stay where they are."""
@@ -164,8 +166,9 @@ class Batch:
                 raise PlanError(f"block {block.name!r} has {count} edges and {edges.values.size} values")
             if edges.types is not None and edges.types.shape != (count,):
                 raise PlanError(f"block {block.name!r} has {count} edges and {edges.types.size} types")
-            if edges.indices.size and not 0 <= edges.indices.min() <= edges.indices.max() < sources.size:
-                raise PlanError(f"block {block.name!r} has an edge from outside its {sources.size} sources")
+            most = self.stored if self.stored and block == stack.blocks[0] else sources.size
+            if edges.indices.size and not 0 <= edges.indices.min() <= edges.indices.max() < most:
+                raise PlanError(f"block {block.name!r} has an edge from outside its {most} sources")
 
 
 def _num_edges(edges: BlockEdges) -> int:

@@ -1,8 +1,11 @@
-"""Memory into which the features of any vertices are gathered, by the thread that asks. D features."""
+"""Memory into which the features of any vertices are gathered, by the thread that asks; and features that are read where
+they are. N vertices, D features.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +22,7 @@ from mggcn.blocks.sparse_rows import SparseRowsPlan
 from mggcn.errors import GraphError
 from mggcn.feed.batch import SparseFeatures
 from mggcn.graph.csr import CSR
+from mggcn.host import machine_memory
 from mggcn.memory.arena import BufferSpec
 from mggcn.partition.rows.tiles import Tile
 
@@ -33,6 +37,8 @@ CONVERTED_BYTES = 32 << 10
 
 THREAD_BYTES = 1 << 20
 """Bytes of features for which a thread more is woken: 0.1 ms of one, which it takes some 0.05 to wake."""
+NAMED: Final = 4096
+"""Places that are replaced by vertices at a time, and rows that are looked at: what lies between memory takes no more."""
 FULL: Final = 1
 COLUMN: Final = 2
 REPEATED: Final = 4
@@ -117,6 +123,50 @@ class GatheredRows:
         if bad.value >= 0:
             raise _no_column(out.shape[1], bad.value, indices)
         return out
+
+
+def stored_rows(features: VertexFeatures, dtype: torch.dtype) -> Tensor | None:
+    """Return the features (N, D) where they are stored, if they are as activations are, else None."""
+    stored = features.graph.features
+    if stored is None or isinstance(stored, CSR) or stored.copied or features.row_normalize:
+        return None
+    if dtype != torch.float32 or stored.dtype != np.float32:
+        return None
+    array = np.ascontiguousarray(stored.array())  # as every file is
+    # Not torch.from_numpy, which warns of a map that cannot be written to; nothing writes to it.
+    memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
+    memory._array = array  # type: ignore[attr-defined]  # ours: it keeps the map open
+    return torch.frombuffer(memory, dtype=dtype).view(array.shape)
+
+
+class StoredFeatures:
+    """Features (N, D) that a step reads where they are stored: rows (N, D) float32, each without a gap."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows: Tensor = rows
+        memory = machine_memory()
+        self.far: bool = memory is not None and rows.nbytes > memory.available
+        """Whether memory may not hold the file."""
+
+    def prepare(self, ids: npt.NDArray[np.int64], indices: npt.NDArray[np.int32]) -> None:
+        """Replace places among a batch's rows, which are of the vertices `ids`, by these, and make ready to read them.
+
+        Cost: a random access for each place; of rows that are far, one for each page, which a thread beside the step waits
+        for instead of the step.
+        """
+        for first in range(0, indices.size, NAMED):
+            some = indices[first : first + NAMED]
+            np.copyto(some, ids[some], casting="unsafe")
+        if self.far:
+            for first in range(0, ids.size, NAMED):
+                self._touch(ids[first : first + NAMED].astype(np.int32))
+
+    def _touch(self, index: npt.NDArray[np.int32]) -> None:
+        """Read a number of each page that rows are on."""
+        cols, out = self.rows.shape[1], np.empty(index.size, np.float32)
+        kernel = native.kernel("mggcn_gather_rows_", "f32")
+        for col in (*range(0, cols, mmap.PAGESIZE // 4), cols - 1):
+            kernel(self.rows.data_ptr() + 4 * col, cols, index.ctypes.data, out.ctypes.data, 1, index.size, 1, 1)
 
 
 class GatheredSparse:

@@ -18,7 +18,7 @@ from mggcn.blocks.shared import Share, SharePlan
 from mggcn.blocks.slot import Slot, SlotPlan
 from mggcn.feed.edge_values import EdgeValues
 from mggcn.feed.fetched import FetchedRows
-from mggcn.feed.gather import GatheredRows, GatheredSparse
+from mggcn.feed.gather import GatheredRows, GatheredSparse, StoredFeatures
 from mggcn.feed.history import HistoryMemory, RemoteRows
 from mggcn.feed.norm_scales import NormScales
 from mggcn.feed.packed import PackedBatch
@@ -68,7 +68,8 @@ class BatchMemoryPlan:
     and of its rows of A X, of given bytes; a batch may have either or both. sparse: makes that of sparse features, which a
     batch has instead of features. norm: the scales of the whole graph, None if
     rows have none. share: of the part of a rank where ranks share batches, of which each draws all, and takes its part.
-    remote: finds rows of other ranks, where these come from a cache. pack: makes the memory of a batch that goes to a GPU.
+    stored: features that a step reads where they are, instead of all these. remote: finds rows of other ranks, where these
+    come from a cache. pack: makes the memory of a batch that goes to a GPU.
     """
 
     stack: Stack
@@ -77,6 +78,7 @@ class BatchMemoryPlan:
     features: GatheredIn | None = None
     sparse: Callable[[], GatheredSparse] | None = None
     sums: GatheredIn | None = None
+    stored: StoredFeatures | None = None
     norm: NormScales | None = None
     share: SharePlan | None = None
     remote: RemoteRows | None = None

@@ -22,6 +22,7 @@ from mggcn.blocks.shared import Share
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges, Scales
 from mggcn.feed.edge_values import EdgeValues
+from mggcn.feed.gather import StoredFeatures
 from mggcn.feed.history import RemoteRows
 from mggcn.feed.memory import BatchMemory, BatchMemoryPlan
 from mggcn.feed.norm_scales import NormScales
@@ -62,6 +63,7 @@ class SampledFeed:
         self._values: EdgeValues = plan.values
         self._norm: NormScales | None = plan.norm
         self._remote: RemoteRows | None = plan.remote
+        self._stored: StoredFeatures | None = plan.stored
         self._threads = ThreadPoolExecutor(ahead, "mggcn-feed") if ahead else None
         self._waiting: deque[tuple[tuple[int, int], Future[Batch | None]]] = deque()
         """Batches on their way, by seed and number of the step, in the order of the steps."""
@@ -176,6 +178,9 @@ class SampledFeed:
         normed = batch.scales or self._scales(batch.rows, ids, place)
         features, sums = (None if m is None else m.gather(read) for m in (place.features, place.sums))
         sparse = {} if place.sparse is None else place.sparse.gather(batch.rows, normed[inputs][1])
+        if self._stored is not None:
+            self._stored.prepare(ids, batch.edges[self.stack.blocks[0]].indices)
+            batch = dataclasses.replace(batch, stored=self._stored.rows.shape[0])
         return dataclasses.replace(batch, features=features, sparse=sparse, sums=sums, scales=normed)
 
     def _ranks_of(self, share: Share, ids: Vector, seeds: Vector) -> Vector:

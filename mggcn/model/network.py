@@ -28,7 +28,15 @@ from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fu
 from mggcn.model.rewrite.patterns import Users, does, followed_by, in_a_row, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, merge_products, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
-from mggcn.model.rewrite.storage import make_again, prune, read_outputs, recompute, round_operands, spare_gradients
+from mggcn.model.rewrite.storage import (
+    make_again,
+    prune,
+    read_outputs,
+    read_stored,
+    recompute,
+    round_operands,
+    spare_gradients,
+)
 from mggcn.model.runtime import Parameter
 from mggcn.model.stack import PairScoring, propagated, stack
 from mggcn.model.values import Graph, Value
@@ -50,7 +58,7 @@ class Choices:
     parallel ones. compared: whether the exact gradient is wanted beside that of a step's blocks. pairs: how pairs of the
     results are scored, which the loss then compares. first: whether the sums of a step's first block are gathered, so that
     its edges are not read. learned: whether the input is trained. dense_rows: why a step gathers dense rows of X whatever X
-    is, "" if it need not.
+    is, "" if it need not. stored: whether a step may read X where it is stored.
     """
 
     shape: InputShape
@@ -68,6 +76,7 @@ class Choices:
     first: bool = False
     learned: bool = False
     dense_rows: str = ""
+    stored: bool = False
 
     @property
     def rounds(self) -> bool:
@@ -111,9 +120,19 @@ class Values:
         return any(isinstance(value.kind, Input) and value.kind.learned for value in self.training.values())
 
     @property
+    def reads_stored(self) -> bool:
+        """Whether training reads X where it is stored, and the edges of its first block name vertices."""
+        return any(isinstance(value.kind, Input) and value.kind.everyone for value in self.training.values())
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a feed gathers rows of X, if they are dense: learned rows come after it, stored ones a step reads."""
+        return not self.learned and not self.reads_stored and (self.first is None or self.first.itself)
+
+    @property
     def inputs(self) -> int:
-        """Return how many of X and A X a feed gathers: learned rows come after it."""
-        return 0 if self.learned else 1 if self.first is None else 1 + self.first.itself
+        """Return how many of X and A X a feed gathers."""
+        return self.gathers + (self.first is not None)
 
     @property
     def typed(self) -> bool:
@@ -197,6 +216,11 @@ def make_values(network: Network, config: ModelConfig, num_features: int, num_cl
         choice = replace(choice, reason=f"{'X and A X are' if first.itself else 'A X is'} gathered for each batch")
     log: list[str] = []
     forward, training = _trained(over_blocks, config, choice, layers, choices, log)
+    if choices.stored:
+        # Last, because it looks at every reader of X that is left.
+        stored = _logged(log, "X read where it is stored", training, lambda graph: read_stored(graph, blocks[0]))
+        choice = choice if stored == training else replace(choice, reason="X is read for each batch where it is stored")
+        training = stored
     exact = None
     if choices.compared:
         over_all, _ = _written(network, config, *sizes, training=True, counted=choices.counted)

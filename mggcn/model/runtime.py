@@ -76,8 +76,8 @@ class Rows:
     ids int64 (V,): original ids. row_scale, col_scale (V,) or None: S_r, S_c. owned int64: rows that are no copies of
     another rank's, None if all. counted uint8: 1 for rows that a step has, 0 for those that fill up its memory; None: a
     step has all. dense (V, D): X or A_hat X; sums (V, D): A_hat X, of a batch that may read both; gradient (V, D): memory
-    for that of X, where X is learned. sparse: X or A_hat X instead of dense rows. target: of the set whose rows the loss
-    compares.
+    for that of X, where X is learned. everyone (N, D): X of all vertices, of which this set has the rows `ids`, instead of
+    dense rows. sparse: X or A_hat X instead of dense rows. target: of the set whose rows the loss compares.
     """
 
     ids: Tensor
@@ -88,6 +88,7 @@ class Rows:
     dense: Tensor | None = None
     sums: Tensor | None = None
     gradient: Tensor | None = None
+    everyone: Tensor | None = None
     sparse: SparseInput | None = None
     target: Target | None = None
 

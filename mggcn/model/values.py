@@ -208,10 +208,12 @@ class Op:
         self.kind.run(rt, self)
 
     def tensor(self, rt: Runtime, index: int) -> Tensor:
-        """Return an operand: the rows of its set in a buffer, or the constant dense input."""
+        """Return an operand: the rows of its set in a buffer, or the constant dense input, maybe of all vertices."""
         name, rows = self.operands[index], self.sets[index]
         if not name:
             inputs = rt.inputs.rows[rows]
+            if inputs.everyone is not None:
+                return inputs.everyone
             constant = inputs.sums if self.sums and self.sums[index] else inputs.dense
             return require(constant)[: rt.num_rows(rows)]
         return rt.buffer(name) if rows is OWNED else rt.buffer(name)[: rt.num_rows(rows)]

@@ -79,10 +79,13 @@ def batch_lines(
     nbytes: int,
     pinned_bytes: int,
     sparse: SparseRowsPlan | None = None,
+    *,
+    stored: bool = False,
 ) -> list[str]:
     """Describe the batches of an epoch: what each hop has at most on a rank, and the bytes of those on their way.
 
-    pinned_bytes: of a rank on a GPU, in the host's memory; 0: nbytes are. sparse: features that are.
+    pinned_bytes: of a rank on a GPU, in the host's memory; 0: nbytes are. sparse: features that are; stored:
+    whether the first sums read them where they are stored.
     """
     sample, inputs = config.sample, stack.capacities[0].sources
     times = steps * config.run.ranks / shape.num_vertices
@@ -116,8 +119,13 @@ def batch_lines(
             f"  features are gathered as sparse rows: at most {sparse.nonzeros:,} nonzeros of a batch's {inputs:,} rows, "
             f"{human(sparse.nbytes)} with the transposes"
         )
+    if stored:
+        lines.append(
+            "  the first sums read features where they are stored; a step gathers only what a layer reads by itself, up to "
+            f"{stack.capacities[0].targets:,} rows"
+        )
     count = f"{sample.ahead + 1} batch{'es' * (sample.ahead > 0)} on their way take{'s' * (not sample.ahead)}"
-    gathered = f"an epoch gathers {gathered} times the graph's features"
+    gathered = f"an epoch {'reads' if stored else 'gathers'} {gathered} times the graph's features"
     if pinned_bytes:
         gathered = (
             f"of the host's memory for each rank, nearly all pinned, and {human(nbytes)} of its GPU's; {gathered}"

@@ -31,6 +31,7 @@ from mggcn.model.stages import RESULT, Stages, cut
 from mggcn.planning.batches import draws_of
 from mggcn.planning.regions import RankSizes
 from mggcn.planning.shape import GraphShape
+from mggcn.planning.sparse_rows import is_stored
 
 CHUNK_ROWS: Final = 1 << 14
 CHUNK_EDGES: Final = 1 << 20
@@ -147,8 +148,7 @@ def plan_blocks(
     stages = cut(values.evaluation.roots[0].operands[0], blocks)
     vertices, run = shape.num_vertices, config.run
     at_once, row = min(vertices, CHUNK_ROWS), BufferSpec("", 1, shape.num_features, sizes.dtype).nbytes
-    stored = shape.feature_nnz is None if shape.in_place is None else shape.in_place
-    in_place = stored and sizes.dtype == "fp32" and not config.data.row_normalize
+    in_place = is_stored(config, shape)
     if not in_place:
         at_once = min(at_once, max(LEAST_ROWS, FEATURE_BYTES // row))
     # Of a graph that is not at hand: a row has at most an edge from each vertex, of each relation.

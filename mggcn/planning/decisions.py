@@ -30,7 +30,7 @@ from mggcn.planning.history import history_plan
 from mggcn.planning.links import pair_rows, scoring_of
 from mggcn.planning.pruning import LayerRows, block_stats, blocks_of, choose_rows
 from mggcn.planning.shape import GraphShape
-from mggcn.planning.sparse_rows import dense_rows
+from mggcn.planning.sparse_rows import dense_rows, may_read_stored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +91,7 @@ class RunDecisions:
                 first=first is not None,
                 learned=config.data.learned > 0,
                 dense_rows="" if stack is None else dense_rows(config, stack),
+                stored=stack is not None and may_read_stored(config, shape),
             ),
         )
         stack = None if stack is None else gathered_first(stack, values.training)

@@ -24,7 +24,7 @@ from mggcn.memory.device import DENSE, DEVICES, REAL
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
 from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
-from mggcn.model.kinds.ends import DroppedValues, Loss, Score
+from mggcn.model.kinds.ends import DroppedValues, Loss, Score, StoredRows
 from mggcn.model.kinds.norms import BatchNorm, BatchNormGrad, LayerNorm, LayerNormGrad, RunningNorm
 from mggcn.model.program import Program
 from mggcn.model.values import Op
@@ -118,7 +118,7 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     # Of sparse features the nonzeros of every row set that products read are written, and transposed.
     read = sum(count for name, count in drawn.rows.items() if name in values.sparse_sets)
     nonzeros = round((shape.feature_nnz or 0) * read / max(shape.num_vertices, 1))
-    cut, row_bytes = edges if stack.together else 0, 0 if values.sparse_sets else row_bytes
+    cut, row_bytes = edges if stack.together else 0, 0 if values.sparse_sets or values.reads_stored else row_bytes
     # What a relay fetches is known from batches that are drawn once more; edges that owners have drawn are read once more.
     entries = edges * (1 + (relay is not None))
     sample = Sample(rows + rows_given(plan), entries, row_bytes, _pairs(plan), cut, nonzeros=nonzeros)
@@ -407,6 +407,8 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             # An instruction takes as long as one of a dense product in double, which does two FLOP.
             passing = s.passing(kind.passes * s.row(e), calls=2 * kind.passes)
             return [dataclasses.replace(passing, flop=2 * kind.operations * s.rows * e, precision="fp64")]
+        case StoredRows():
+            return [s.passing(2 * s.row(e))]
         case ActivationGrad():
             return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
     # All other kinds read their operands and write their result once.

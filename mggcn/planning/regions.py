@@ -236,8 +236,10 @@ class RankSizes:
         variants, tiles = _gemm_variants(), _has_tiles()
         pairs = 0 if self.pairs is None else self.pairs.nnz
         columns = max(self.shape.num_vertices, self.inputs.cols, pairs)
+        # Of batches whose edges name vertices any row of X may be packed.
+        packed = columns if self.values.reads_stored else 0
         products = [
-            cpu_sizes.spmm_bytes(rows, min(columns, nnz), nnz, width, stored, self.item, self.figures)
+            cpu_sizes.spmm_bytes(rows, max(packed, min(columns, nnz)), nnz, width, stored, self.item, self.figures)
             for rows, nnz, *_ in matrices
         ]
         dense = [

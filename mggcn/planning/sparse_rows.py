@@ -1,4 +1,6 @@
-"""Whether batches have sparse rows of X, and the memory of these. Needs no torch."""
+"""Whether batches have sparse rows of X, and the memory of these; and whether X may be read where it is stored. Needs no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from mggcn.blocks.block import Stack
 from mggcn.blocks.capacities import SPARE
 from mggcn.blocks.sparse_rows import SparseRowsPlan
 from mggcn.config import Config
-from mggcn.memory.device import DEVICES, scale_dtype
+from mggcn.memory.device import DEVICES, STORAGE, scale_dtype
 from mggcn.model.network import Values
 from mggcn.planning.shape import GraphShape
 
@@ -56,6 +58,20 @@ def rows_stay_dense(config: Config) -> str:
     if config.data.learned:
         return "they are learned"
     return "the first layer reads A X" if config.sample.first == "full" else ""
+
+
+def is_stored(config: Config, shape: GraphShape) -> bool:
+    """Return whether the features are stored as activations are, as dense rows of float32 in one file or array."""
+    in_place = shape.feature_nnz is None if shape.in_place is None else shape.in_place
+    return in_place and STORAGE[config.run.precision] == "fp32" and not config.data.row_normalize
+
+
+def may_read_stored(config: Config, shape: GraphShape) -> bool:
+    """Return whether a step may read X where it is stored, instead of rows that its feed gathers.
+
+    What the model must be like says `read_stored` of model/rewrite/storage.py.
+    """
+    return bool(config.sample.batch) and not rows_stay_dense(config) and is_stored(config, shape)
 
 
 def dense_rows(config: Config, stack: Stack) -> str:

@@ -180,7 +180,8 @@ def _batches(plan: RunPlan) -> list[str]:
     nbytes = rank.regions["batches on their way"]
     evaluated = [] if rank.by_blocks is None else ["", *rank.by_blocks.lines(len(plan.ranks))]
     sparse = sparse_rows(plan.config, plan.shape, plan.stack, rank.values)
-    lines = batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, rank.pinned_bytes, sparse)
+    stored, pinned = rank.values.reads_stored, rank.pinned_bytes
+    lines = batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, pinned, sparse, stored=stored)
     fetched = rank.regions.get("rows of other ranks", 0)
     lines += fetch_lines(plan.config, plan.shape, rank.sizes.owned, fetched)
     cached = history_lines(plan.config, rank.train, rank.training, rank.sizes.operand)

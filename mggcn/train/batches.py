@@ -40,8 +40,9 @@ class BatchLoader:
     """Loads the batches of a feed. norm: the scales of the whole graph, None if rows have none. sparse: how rows of X lie
     in a batch, None where they are dense; dropped: memory for their values under input dropout.
 
-    first: what a model reads instead of the first layer's edges, None if it reads them.
-    targets: makes that of the seeds; None: pairs of seeds have one, not rows. dtype: of activations.
+    first: what a model reads instead of the first layer's edges, None if it reads them. stored (N, D): X where it is
+    stored, if the first sums read it there; None: batches bring their rows. targets: makes that of the seeds; None: pairs
+    of seeds have one, not rows. dtype: of activations.
     """
 
     runtime: RankRuntime
@@ -51,6 +52,7 @@ class BatchLoader:
     sparse: SparseRowsPlan | None
     dropped: Tensor | None
     first: FirstSums | None
+    stored: Tensor | None
     targets: StepTargets | None
     dtype: str
     typed: bool
@@ -59,9 +61,11 @@ class BatchLoader:
     def load(self, batch: Batch) -> None:
         """Make the training program run over this batch. Raises: PlanError if the plan has no room for it."""
         batch.check(self.stack)
+        if batch.stored != (0 if self.stored is None else self.stored.shape[0]):
+            raise PlanError(f"the first block's edges name {batch.stored} vertices, and the step reads X otherwise")
         runtime, backend = self.runtime, self.runtime.backend
         # Targets are the first of a block's sources, so every row set is the beginning of the input's.
-        is_dense = self.sparse is None and (self.first is None or self.first.itself)
+        is_dense = self.sparse is None and self.stored is None and (self.first is None or self.first.itself)
         dense = self._features(batch) if is_dense else None
         sums = None if self.first is None else self._device(batch.sums, batch)
         rows = {name: self._rows(name, ids, dense, sums, batch) for name, ids in batch.rows.items()}
@@ -105,6 +109,7 @@ class BatchLoader:
             dense=None if dense is None else dense[: ids.size],
             sums=None if sums is None else sums[: ids.size],
             gradient=None if self.runtime.learned is None else self.runtime.learned.gradient[: ids.size],
+            everyone=self.stored if name == self.stack.blocks[0].sources else None,
             target=self._target(ids, batch.seeds) if name == self.stack.seeds else None,
         )
 

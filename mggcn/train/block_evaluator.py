@@ -6,7 +6,6 @@ where they are. N vertices, M of any split, V of this rank among those, T rows o
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from mggcn.comm.base import Communicator
 from mggcn.comm.shared_memory import shared_memory
 from mggcn.feed.drawn_tiles import DrawnTiles
 from mggcn.feed.features import VertexFeatures
-from mggcn.feed.gather import GatheredRows
+from mggcn.feed.gather import GatheredRows, stored_rows
 from mggcn.feed.norm_scales import NormScales
 from mggcn.graph.csr import CSR, Graph
 from mggcn.memory.arena import ArenaPlan, Placement
@@ -104,7 +103,7 @@ class BlockEvaluator:
         self._edges = LocalBlock(backend, back=False)
         self.spans: tuple[range, ...] = tuple(_spans(graph.adj_t, comm, plan))
         """The ranges of vertices that this rank computes, one after the other."""
-        self._mapped = _in_place(graph.features, backend.dtype)
+        self._mapped = stored_rows(graph.features, backend.dtype)
         spec = plan.features if self._mapped is None else None
         self._gathered = GatheredRows(graph.features, spec, backend.dtype)
         self._scores = buffer_view(backend.allocate(plan.scores.nbytes), Placement(plan.scores, 0, 0, 0))
@@ -260,15 +259,3 @@ def _spans(adj_t: CSR, comm: Communicator, plan: BlockEvaluation) -> Iterator[ra
         last = min(max(most, first + 1), first + plan.chunk.targets, end)
         yield range(first, last)
         first = last
-
-
-def _in_place(features: VertexFeatures, dtype: torch.dtype) -> Tensor | None:
-    """Return the features (N, D) where they are stored, if they are as activations are, else None."""
-    stored = features.graph.features
-    if stored is None or isinstance(stored, CSR) or stored.copied or features.row_normalize or dtype != torch.float32:
-        return None
-    array = np.ascontiguousarray(stored.array())  # as every file is
-    # Not torch.from_numpy, which warns of a map that cannot be written to; nothing writes to it.
-    memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
-    memory._array = array  # type: ignore[attr-defined]  # ours: it keeps the map open
-    return torch.frombuffer(memory, dtype=dtype).view(array.shape)

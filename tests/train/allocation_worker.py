@@ -64,6 +64,13 @@ CASES: dict[str, dict[str, Any]] = {
         "aggregator": "mean",
     },
     "batches-fp64": {"batch": 400, "precision": "fp64", "kind": "sage"},
+    "batches-stored": {
+        "batch": 400,
+        "kind": "sage",
+        "aggregator": "mean",
+        "products": "aggregate-first",
+        "dropout": 0.5,
+    },
     "batches-full": {"batch": 400, "first": "full", "kind": "sage", "aggregator": "mean", "dropout": 0.5},
     "batches-rgcn": {"batch": 400, "kind": "rgcn", "bases": 4, "by_type": True},
     "two-ranks-batches": {"batch": 400, "ranks": 2, "norm_layer": "batch"},

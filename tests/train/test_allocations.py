@@ -29,6 +29,7 @@ BOUND = 64 << 10
 FAST = ["dense-input-dropout", "batches"]
 FULL = ["batch-norm", "two-ranks-slice", "two-ranks-cd-2"]
 FULL += ["two-ranks-shared-batches", "batches-sparse-bf16", "batches-rgcn"]
+FULL += ["batches-stored"]
 EVALUATIONS = ["evaluation-gat", "evaluation-rgcn", "evaluation-permuted"]
 SLOW = ["gat", "gatv2", "two-ranks-rgcn", "batches-sparse-dropout", "batches-full"]
 SLOW += ["bf16", "two-ranks-gat-cd-0", "batches-gat", "two-ranks-batches"]

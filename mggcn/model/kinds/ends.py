@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from mggcn.backend.base import Dropout
 from mggcn.blocks.block import OWNED, RowSet
@@ -25,7 +25,8 @@ def input_name(aggregated: int) -> str:
 class Input(PlainKind):
     """The input (V, D) of a row set: A_hat^K X, K = aggregated. scaled: a sparse one that was stored as S_c X.
 
-    learned: whether its rows are trained, so that they have a gradient.
+    learned: whether its rows are trained, so that they have a gradient. everyone: whether readers get the rows of all
+    vertices, where they are stored, and find those of the row set by its ids.
     """
 
     stored = False
@@ -34,6 +35,7 @@ class Input(PlainKind):
     scaled: bool = False
     of: RowSet = OWNED
     learned: bool = False
+    everyone: bool = False
 
     @property
     def has_parameters(self) -> bool:
@@ -51,6 +53,27 @@ class Input(PlainKind):
 
     def run(self, rt: Runtime, op: Op) -> None:
         """Do nothing."""
+
+
+INDEX_ROWS: Final = 8192
+"""Rows whose ids are converted at a time: what a step allocates stays of no note."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows(PlainKind):
+    """out = the rows of X of a row set. The first operand is X of all vertices, where it is stored; others come before."""
+
+    title: ClassVar[str] = "gather X"
+    of: RowSet
+
+    def rows(self, operands: Sequence[Value]) -> RowSet:
+        return self.of
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        x, out, ids = op.tensor(rt, 0), rt.buffer(op.out), rt.inputs.rows[op.rows].ids
+        for first in range(0, ids.shape[0], INDEX_ROWS):
+            some = slice(first, first + INDEX_ROWS)
+            rt.backend.gather_rows(x, ids[some].int(), out[some])
 
 
 @dataclass(frozen=True, slots=True)

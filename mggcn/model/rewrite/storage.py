@@ -1,5 +1,5 @@
-"""Rewrites that round values, recompute them instead of keeping them, compute fewer rows, or compute by blocks of
-rows.
+"""Rewrites that round values, recompute them instead of keeping them, read them where they are stored, compute fewer rows,
+or compute by blocks of rows.
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from mggcn.aggregate.edge_op import SUM
 from mggcn.blocks.block import Block, RowSet
 from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.combine import Own
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, WeightGrad
-from mggcn.model.kinds.elementwise import NOTHING, ActivationGrad, Elementwise, Rounded
-from mggcn.model.kinds.ends import Input, Loss
+from mggcn.model.kinds.elementwise import NOTHING, ActivationGrad, Add, Elementwise, Rounded
+from mggcn.model.kinds.ends import Input, Loss, StoredRows
 from mggcn.model.kinds.neighbours import AttentionMessage, Scores
 from mggcn.model.rewrite.patterns import only_user
 from mggcn.model.values import Graph, Value
@@ -84,10 +86,7 @@ def make_again(graph: Graph) -> Graph:
     Their memory is free from their last reader forwards to their first one backwards, for one more product each. The
     kernels and their operands are the same, and so are the bits.
     """
-    behind: set[Value] = set()  # what depends on the gradient of the loss
-    for value in graph.values():
-        if isinstance(value.kind, Loss) or any(operand in behind for operand in value.operands):
-            behind.add(value)
+    behind = _behind(graph)
     read = {operand for value in behind for operand in value.operands if operand not in behind}
     users = graph.users()
 
@@ -111,6 +110,67 @@ def make_again(graph: Graph) -> Graph:
         return new.on(*(made(o) if cheap(o) else n for o, n in zip(old.operands, new.operands, strict=True)))
 
     return graph.rewritten(rule)
+
+
+def read_stored(graph: Graph, block: Block) -> Graph:
+    """Let sums over a step's first block read X of all vertices where it is stored, by their ids: no feed gathers it.
+
+    Rows of the block's targets are gathered into the arena, forwards, and again backwards: their memory is free meanwhile.
+    The graph stays as it is where anything else reads X, or a gradient flows back through the block's edges, which then
+    name places. Bits stay, too: a row is summed in the order of its entries.
+    """
+    values, users = graph.values(), graph.users()
+    inputs = {value for value in values if isinstance(value.kind, Input) and value.rows == block.sources}
+    over = {value for value in values if isinstance(value.kind, Aggregate) and value.kind.block == block}
+    own = {user for x in inputs for user in users[x] if isinstance(user.kind, Own)}
+    if not over or any(_keeps_gathered(value) for value in inputs) or not all(_sums(v, inputs) for v in over):
+        return graph
+    if any(user not in own and user not in over for x in inputs for user in users[x]):
+        return graph
+    behind = _behind(graph)
+    first, again = dict[RowSet, Value](), dict[RowSet, Value]()
+
+    def rule(old: Value, new: Value) -> Value:
+        if old in inputs and isinstance(new.kind, Input):
+            return new.with_kind(replace(new.kind, everyone=True))
+        if old in own:
+            return first.setdefault(old.rows, Value(StoredRows(old.rows), new.operands, new.cols))
+        if old in behind and own & {*old.operands}:
+            pairs = [*zip(old.operands, new.operands, strict=True)]
+            # Behind the gradient that they are multiplied with: the memory in which it is computed is free then.
+            before = [n for o, n in pairs if o not in own]
+            return new.on(*(again.setdefault(o.rows, n.on(*n.operands, *before)) if o in own else n for o, n in pairs))
+        # Either order adds up to the same bits. The rows are free when the sums, which are kept, are computed.
+        if isinstance(new.kind, Add) and _multiplies(new.operands[1]) and not _multiplies(new.operands[0]):
+            return new.on(*reversed(new.operands))
+        return new
+
+    return graph.rewritten(rule)
+
+
+def _behind(graph: Graph) -> set[Value]:
+    """Return the values that depend on the gradient of the loss."""
+    behind = set[Value]()
+    for value in graph.values():
+        if isinstance(value.kind, Loss) or any(operand in behind for operand in value.operands):
+            behind.add(value)
+    return behind
+
+
+def _keeps_gathered(x: Value) -> bool:
+    """Whether an input is no dense rows of X as they are stored."""
+    return not isinstance(x.kind, Input) or x.kind.sparse or x.kind.learned or x.kind.aggregated > 0
+
+
+def _sums(value: Value, inputs: set[Value]) -> bool:
+    """Whether a value is a plain sum over neighbours of an input."""
+    kind = value.kind
+    return isinstance(kind, Aggregate) and kind.op == SUM and kind.rule is None and value.operands[0] in inputs
+
+
+def _multiplies(value: Value) -> bool:
+    """Whether a value is a product of gathered rows."""
+    return isinstance(value.kind, Linear) and isinstance(value.operands[0].kind, StoredRows)
 
 
 def round_operands(graph: Graph) -> Graph:
