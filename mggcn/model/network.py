@@ -24,7 +24,13 @@ from mggcn.model.kinds.dense import Linear, SparseLinear
 from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import DroppedValues, Input, Score, input_name
 from mggcn.model.rewrite.first_sums import FirstSums, read_first_sums
-from mggcn.model.rewrite.fusion import fuse_bias_gradients, fuse_elementwise, fuse_epilogues, fuse_gradients
+from mggcn.model.rewrite.fusion import (
+    add_own_rows,
+    fuse_bias_gradients,
+    fuse_elementwise,
+    fuse_epilogues,
+    fuse_gradients,
+)
 from mggcn.model.rewrite.patterns import Users, does, followed_by, in_a_row, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, merge_products, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
@@ -393,6 +399,7 @@ def _fused(graph: Graph, rounds: bool, log: list[str]) -> Graph:
     # Before gradients are fused: a gradient that its bias sum reads, too, has two readers, and would stay apart.
     graph = _logged(log, "bias gradients summed on the way", graph, fuse_bias_gradients)
     graph = _logged(log, "gradients in one pass", graph, fuse_gradients)
+    graph = _logged(log, "own rows added to themselves alone", graph, add_own_rows)
     graph = _logged(log, "epilogues in the product before them", graph, fuse_epilogues)
     graph = _logged(log, "input made again by blocks of rows", graph, recompute)
     if rounds:

@@ -22,6 +22,7 @@ from mggcn.cost.work import Item, Staged, Sum, Work, product
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
 from mggcn.memory.device import DENSE, DEVICES, REAL
 from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.combine import AddOwn
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
 from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
 from mggcn.model.kinds.ends import DroppedValues, Loss, Score, StoredRows
@@ -199,7 +200,8 @@ def items_by_op(
     aggregations = iter(rank.steps(program, phase))
     sent = 0
     for op in program.ops:
-        sizes = sizes_of[op.rows]
+        # What is added to a set's first rows passes over these.
+        sizes = sizes_of[op.sets[1] if isinstance(op.kind, AddOwn) else op.rows]
         if isinstance(op.kind, Aggregate):
             steps = next(aggregations)
             yield op.label, [*_aggregation(sizes, steps, sent), *_relations(sizes, rank.nnz, op, op.kind)]

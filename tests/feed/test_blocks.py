@@ -21,7 +21,8 @@ from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
 from mggcn.errors import PlanError
 from mggcn.feed.batch import Batch, BlockEdges
 from mggcn.graph.csr import Graph
-from mggcn.model.kinds.combine import Padded
+from mggcn.model import network
+from mggcn.model.kinds.combine import AddOwn
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.reference import dense_csr, dense_features
 
@@ -227,15 +228,47 @@ def test_gradients_over_two_blocks_that_shrink(name: str, ranks: int) -> None:
 def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above fails if the gradient of a block's own rows is lost, or others get what memory held."""
 
-    def run(self: Padded, rt: Any, op: Any) -> None:
-        g, out = op.tensor(rt, 0), rt.buffer(op.out)
-        out.fill_(0.0 if fault == "own rows" else 0.1)
-        if fault != "own rows":
-            out[: g.shape[0]].copy_(g)
+    def run(self: AddOwn, rt: Any, op: Any) -> None:
+        a, g, out = op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out)
+        out.copy_(a)
+        if fault == "own rows":
+            return
+        out[: g.shape[0]] += g
+        out[g.shape[0] :] += 0.1
 
-    monkeypatch.setattr(Padded, "run", run)
+    monkeypatch.setattr(AddOwn, "run", run)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_gradients_over_two_blocks_that_shrink("sage", 1)
+
+
+@pytest.mark.parametrize("name", ["sage", "gin", "jumping"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.covering(2)
+def test_own_rows_added_alone_keep_the_bits(
+    name: str, precision: Any, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a gradient changes where own rows are added to theirs, instead of zeros around them to all."""
+    config = config_of(ranks, MODELS[name])
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, precision=precision))
+
+    def body(rank: Rank) -> tuple[int, Any]:
+        losses = [rank.trainer.step(epoch) for epoch in range(3)]
+        weights = rank.trainer.runtime.weights.flat.numpy().tobytes()
+        return sum(isinstance(op.kind, AddOwn) for op in rank.plan.train.ops), (losses, weights)
+
+    def trained() -> list[Any]:
+        network.make_values.cache_clear()
+        return on_ranks(config, graph_of(), body, feed_of=lambda rank: Drawn(graph_of(), rank, ranks))
+
+    found = trained()
+    with monkeypatch.context() as patch:
+        patch.setattr(network, "add_own_rows", lambda graph: graph)
+        other = trained()
+    network.make_values.cache_clear()
+    assert all(adds > 0 for adds, _ in found)
+    assert not any(adds for adds, _ in other)
+    assert [bits for _, bits in found] == [bits for _, bits in other]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

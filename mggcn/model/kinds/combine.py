@@ -50,6 +50,20 @@ class Padded(PlainKind):
 
 
 @dataclass(frozen=True, slots=True)
+class AddOwn(PlainKind):
+    """out = a, to whose first rows g is added: nothing is added to the others. Operands a and g."""
+
+    title: ClassVar[str] = "add own"
+    in_place: ClassVar[tuple[int, ...]] = (0,)
+
+    def run(self, rt: Runtime, op: Op) -> None:
+        a, g, out = op.tensor(rt, 0), op.tensor(rt, 1), rt.buffer(op.out)
+        if out.data_ptr() != a.data_ptr():
+            out.copy_(a)
+        out[: g.shape[0]].add_(g)
+
+
+@dataclass(frozen=True, slots=True)
 class Scaled(PlainKind):
     """out = factor * x."""
 

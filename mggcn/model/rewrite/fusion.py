@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mggcn.model.kinds.aggregate import Aggregate
+from mggcn.model.kinds.combine import AddOwn, Padded
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear
-from mggcn.model.kinds.elementwise import ActivationGrad, BiasGrad, Elementwise
+from mggcn.model.kinds.elementwise import ActivationGrad, Add, BiasGrad, Elementwise
 from mggcn.model.kinds.ends import Input, Loss
 from mggcn.model.rewrite.patterns import ROW, does, only_user
 from mggcn.model.values import Graph, Value
@@ -71,6 +72,24 @@ def fuse_bias_gradients(graph: Graph) -> Graph:
     )
     rest = (root for root in graph.roots if not fused(root))
     return Graph((*(root for root in roots if root is not None), *rest)).rewritten(rule)
+
+
+def add_own_rows(graph: Graph) -> Graph:
+    """Add the gradient of a row set's first rows to theirs alone, instead of one that zeros fill up to all.
+
+    Bits stay: sums over neighbours and products begin with zero, so none is a negative zero, which adding 0 changes.
+    """
+    users = graph.users()
+
+    def rule(old: Value, new: Value) -> Value:
+        for at in (0, 1) if isinstance(new.kind, Add) else ():
+            padded, other = new.operands[at], new.operands[1 - at]
+            alone = isinstance(padded.kind, Padded) and only_user(users, old.operands[at]) is old
+            if alone and not isinstance(other.kind, Padded):
+                return Value(AddOwn(), (other, *padded.operands), new.cols)
+        return new
+
+    return graph.rewritten(rule)
 
 
 def fuse_gradients(graph: Graph) -> Graph:
