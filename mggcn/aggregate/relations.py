@@ -3,8 +3,8 @@
 out = sum over r of A_r h W_r, where A_r averages over neighbours of relation r (Schlichtkrull et al. 2018, eq. 2). For
 one relation after another, the rows that have such neighbours are summed, multiplied and added to the result, a block
 of rows at a time, so that a row is gathered once for each edge and no buffer has R times V rows
-(docs/notes/0021-relations.md). On a GPU, relations of few rows share launches. V rows of this rank, D columns of h, E of
-the result, R relations.
+(docs/notes/0021-relations.md). On a GPU, relations of few rows share launches, those of products up to a size of the
+matrices. V rows of this rank, D columns of h, E of the result, R relations.
 """
 
 from __future__ import annotations
@@ -28,9 +28,33 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 1 << 14
 """Rows that are summed, multiplied and added at a time: enough for a GPU, 4 MiB of a width of 64."""
 GROUPED_ROWS = 1 << 10
-"""Rows of a relation in a tile up to which it shares launches with others where a device has kernels for that. Alone its
-three or five launches take 4 us each on an H200 (docs/notes/0005); 1,024 rows of widths of 128 are 34 MFLOP, which the
-kernels for groups are estimated to do in 4 us."""
+"""Rows of a relation in a tile up to which its sums and the addition of its rows share launches with others' where a
+device has kernels for that, at any width: both move the same bytes alone. So many rows occupy a GPU by themselves."""
+LAUNCH_S = 4e-6
+"""Seconds of a kernel that waits for the one before, on an H200 (least_s of cost/machines/hgx-h200.toml, measured)."""
+GROUPED_FLOPS = 1e13
+"""FLOP per second of the kernels that multiply the rows of a group, each thread in float32 with operands from shared
+memory: an estimate, not measured (docs/notes/0040); cuBLAS does 48 TFLOP/s on an H200."""
+
+
+def multiplied_together(rows: int, relations: int, d: int, e: int) -> bool:
+    """Whether one launch multiplies the rows of a group of relations with matrices (d, e).
+
+    Only if its arithmetic takes no longer than the launches of a product for each relation, whatever else those take.
+    """
+    return 2 * rows * d * e <= GROUPED_FLOPS * LAUNCH_S * relations
+
+
+def num_parts(rows: int, relations: int, tile_rows: int, *, groups: bool) -> tuple[int, int]:
+    """Return how many parts of `upload_relations` have one relation, and how many may have several, of a tile whose
+    relations have `rows` rows in all, equally many each. groups: whether the device has kernels for groups.
+    """
+    size = -(-rows // relations)
+    whole, rest = divmod(size, BLOCK_ROWS)
+    if not groups or rest > GROUPED_ROWS:
+        return relations * (whole + (rest > 0)), 0
+    together = max(1, min(tile_rows, BLOCK_ROWS) // rest) if rest else relations
+    return relations * whole, -(-relations // together) if rest else 0
 
 
 def upload_tile(backend: KernelBackend, tile: Tile, like: Sparse | None = None) -> Sparse:
@@ -224,17 +248,23 @@ class RelationSums(PartialSums):
     def _multiply(self, part: RelationRows, rows: Tensor, out: Tensor, *, transposed: bool) -> None:
         """Multiply each row by the matrix of its relation."""
         together = self._backend.relations
-        if part.group is None or together is None:
-            matrix = self._work.matrix(part.spans[0][0])
-            self._backend.matmul(rows, matrix.t() if transposed else matrix, out)
-        else:
+        if together is not None and part.group is not None and self._shares_products(part):
             together.multiply(rows, self._work.weights, part.group, out, transposed=transposed)
+            return
+        for relation, first, last in part.spans:
+            matrix = self._work.matrix(relation)
+            self._backend.matmul(rows[first:last], matrix.t() if transposed else matrix, out[first:last])
+
+    def _shares_products(self, part: RelationRows) -> bool:
+        return multiplied_together(part.rows.shape[0], len(part.spans), self._op.d_in, self._op.d_out)
 
     def _add_gradients(self, part: RelationRows, near: Tensor, far: Tensor) -> None:
         """Add near^T far to the gradients of the relations of a part."""
         together, gradients = self._backend.relations, self._work.gradients
-        if part.group is None or together is None:
-            self._backend.matmul(near.t(), far, self._work.gradient(part.spans[0][0]), accumulate=True)
-        else:
+        if together is not None and part.group is not None and self._shares_products(part):
             assert gradients is not None  # backwards there are some
             together.add_products(near, far, part.group, gradients)
+            return
+        for relation, first, last in part.spans:
+            of, to = near[first:last].t(), self._work.gradient(relation)
+            self._backend.matmul(of, far[first:last], to, accumulate=True)

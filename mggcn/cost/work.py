@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.aggregate.relations import GROUPED_FLOPS
 from mggcn.aggregate.steps import Await, Send, Stages
 from mggcn.backend.gather_rates import SLICE_ROW, gathered_row_s
 from mggcn.cost.machine import DeviceRates
@@ -48,6 +49,8 @@ class Work:
     precision: str = "fp32"
     fused: Literal["", "rows", "gradient"] = ""
     """Of dense products: which kernel does what follows, too; "": none does."""
+    grouped: bool = False
+    """Of dense products: whether one launch does those of several relations, by kernels that have a rate of their own."""
     calls: int = 1
     reuse: tuple[tuple[int, float], ...] = ()
     """Locality of the gathers: (most bytes of other rows since the last use of the same one; share of the gathers), rising;
@@ -184,6 +187,8 @@ def _of_distinct(numbers: npt.NDArray[np.int64], function: Callable[[int], float
 
 
 def _flop_s(work: Work, device: DeviceRates) -> float:
+    if work.grouped:
+        return GROUPED_FLOPS
     rates = {"": device.gemm, "rows": device.fused, "gradient": device.fused_grad}[work.fused]
     if work.precision not in rates:
         raise PlanError(

@@ -177,7 +177,9 @@ class RelationMeans(EdgeOp):
 
 
 class MixedMeans(PartialSums):
-    """Adds up rows of mixed means, or of their gradient (`RelationMeans`); every tile adds its relations in their order."""
+    """Adds up rows of mixed means, or of their gradient (`RelationMeans`); every tile adds its relations in their order,
+    but those that share launches when their group is full. Mixing launches kernels for each relation of a group, too.
+    """
 
     def __init__(self, op: RelationMeans, room: MeansRoom, backend: KernelBackend, target: Target) -> None:
         super().__init__(backend, target)

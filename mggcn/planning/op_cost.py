@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mggcn.aggregate.relations import BLOCK_ROWS, GROUPED_ROWS, Relational
+from mggcn.aggregate.relations import Relational, multiplied_together, num_parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
 from mggcn.backend.cuda.dense_blocks import packed_shape, row_blocks
 from mggcn.blocks.block import PAIRS
@@ -204,7 +204,7 @@ def items_by_op(
         sizes = sizes_of[op.sets[1] if isinstance(op.kind, AddOwn) else op.rows]
         if isinstance(op.kind, Aggregate):
             steps = next(aggregations)
-            yield op.label, [*_aggregation(sizes, steps, sent), *_relations(sizes, rank.nnz, op, op.kind)]
+            yield op.label, [*_aggregation(sizes, steps, sent), *_relations(sizes, steps, op, op.kind)]
             sent += num_messages(steps)
         else:
             statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
@@ -328,28 +328,48 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[It
                 yield step
 
 
-def _relations(s: _Sizes, nnz: int, op: Op, kind: Aggregate) -> list[Work]:
-    """Return the products of relations' sums with their matrices, with at most one row per edge; nothing without
-    relations.
+def _relations(s: _Sizes, steps: Iterable[Step], op: Op, kind: Aggregate) -> list[Work]:
+    """Return what follows the sums of relations: products with their matrices, with at most one row per edge, and rows
+    that are added, tile by tile; nothing without relations.
 
-    Relations are taken to have equally many rows. Those that share launches have products of our own, priced as cuBLAS's.
+    Relations of a tile are taken to have equally many rows, for which launches are those that run: of others, those up to
+    GROUPED_ROWS rows share some. An aggregation's own product is one of the sums' launches.
     """
     if kind.relations is None or not isinstance(kind.op, Relational):
         return []
-    d, e = kind.op.d_in, kind.op.d_out
-    relations = kind.relations.num_relations
-    of = dataclasses.replace(s, rows=min(nnz, s.rows * relations))
-    together = s.groups and of.rows <= GROUPED_ROWS * relations
-    times = min(relations, -(-of.rows // max(1, min(s.rows, BLOCK_ROWS)))) if together else relations
-    moved, calls = s.row(d) + 2 * s.row(e), 3 * times
-    inner, cols = (e, d) if kind.backward else (d, e)
-    fuses = s.fuses and not together
-    of_rows = of.fused(inner, cols, moved, calls=calls) if fuses else of.dense(d, e, moved, calls)
-    if not kind.backward:
-        return [of_rows]
-    of_weights = of.dense(d, e, moved, calls)
-    # Beside those of the weights: a product and its rows' sums.
-    return [of_weights, dataclasses.replace(of_rows, calls=2 * times)] if kind.op.of_rows else [of_weights]
+    weights = kind.relations
+    small = 2 * weights.num_relations * weights.num_bases * kind.op.d_in * kind.op.d_out
+    # W_r and the result's zeros; backwards also those of the gradients of W_r, and two products that end with them.
+    flop, calls = (3 * small, 5) if kind.backward else (small, 2)
+    found = [Work(kind="dense", flop=flop, precision=s.precision, calls=calls)]
+    for step in steps:
+        tiles = [step] if isinstance(step, Multiply) else []
+        if isinstance(step, Stages):
+            tiles = [one for one in step.plain() if isinstance(one, Multiply)]
+        for tile in tiles:
+            found += _tile_relations(s, tile, weights.num_relations, kind.op)
+    return found
+
+
+def _tile_relations(s: _Sizes, tile: Multiply, relations: int, op: Relational) -> list[Work]:
+    """Return the work of one tile's relations beside one product with its edges."""
+    d, e = op.d_in, op.d_out
+    of = dataclasses.replace(s, rows=min(tile.nnz, tile.rows * relations))
+    if not of.rows:
+        return []
+    there = min(relations, of.rows)
+    alone, groups = num_parts(of.rows, there, tile.rows, groups=s.groups)
+    parts, together = alone + groups, 0 < groups < there and multiplied_together(of.rows, there, d, e)
+    moved, products = s.row(d) + 2 * s.row(e), parts if together or not groups else alone + there
+    # What is left of relations in blocks of their own counts as those do.
+    plain = dataclasses.replace(of.dense(d, e, moved, products), grouped=together and not alone)
+    inner, cols = (e, d) if op.backward else (d, e)
+    of_rows = of.fused(inner, cols, moved, calls=2 * products) if s.fuses and not plain.grouped else plain
+    # Rows are added, or backwards gathered, part by part; their bytes are among the product's.
+    around = of.passing(0, 2 * parts - 1)
+    if not op.backward:
+        return [of_rows, around]
+    return [around, plain, *([of_rows, of.passing(0, parts)] if op.of_rows else [])]
 
 
 def _distances(row: int, reuse: Iterable[float]) -> tuple[tuple[int, float], ...]:

@@ -1,22 +1,35 @@
-"""Relations that share launches: which, in which rows, and what an epoch launches."""
+"""Relations that share launches: which, in which rows, what an epoch launches, and what its plan says of both."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from mggcn.aggregate import relations
-from mggcn.aggregate.relations import upload_tile
-from mggcn.backend.base import Sparse
+from mggcn.aggregate import broadcast, halo, relations
+from mggcn.aggregate.relations import multiplied_together, upload_tile
+from mggcn.assemble.plan import plan_graph, plan_shape
+from mggcn.assemble.rank import Rank
+from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.backend.cpu.backend import CpuBackend
+from mggcn.config import Config, ModelConfig, RunConfig, TrainConfig
+from mggcn.cost.machine import find_machine
+from mggcn.cost.work import Item, Staged, Work, work_seconds
 from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.partition.rows.tiles import Tile
+from mggcn.planning.op_cost import items_by_op, training_cost
 from tests.backend.emulated import emulated_backend
+from tests.emulator import launches
 from tests.emulator.launches import CountingDevice
+from tests.graphs import on_ranks
+from tests.shapes import shape_of
 from tests.train.test_launches import epoch_nodes
 
 VERTICES = 90
@@ -101,3 +114,159 @@ def test_launches_do_not_grow_with_relations(monkeypatch: pytest.MonkeyPatch) ->
     # Of two layers: two sums and one gradient of rows; 40 products, sums, and weights' gradients (two nodes) for each.
     assert apart["scatter_add_rows"] == 3 * 40
     assert apart.total() - many.total() > 11 * 39
+
+
+def equal(num_relations: int, size: int, features: int = 5) -> Graph:
+    """A graph whose relations have equally many edges, each from and to vertices that have no other of it."""
+    rng, n = np.random.default_rng(3), 200
+    sides = [np.concatenate([rng.permutation(n)[:size] for _ in range(num_relations)]) for _ in range(2)]
+    return from_arrays(
+        edges=np.stack(sides),
+        edge_types=np.repeat(np.arange(num_relations), size),
+        num_relations=num_relations,
+        num_vertices=n,
+        features=rng.normal(size=(n, features)).astype(np.float32),
+        labels=rng.integers(0, 3, n),
+        splits={"train": np.ones(n, bool)},
+    )
+
+
+def config_of(ranks: int, strategy: Any, hidden: int = 6) -> Config:
+    transport: Any = "threads" if ranks > 1 else "single"
+    return Config(
+        model=ModelConfig(kind="rgcn", hidden=(hidden,), bases=2),
+        train=TrainConfig(seed=4211, epochs=3, eval_every=0),
+        run=RunConfig(ranks=ranks, threads=1, device="cuda", transport=transport, strategy=strategy, prune="off"),
+    )
+
+
+def launched(config: Config, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What each aggregation of an epoch launches on each rank."""
+    # cuBLAS may split a product of a transposed matrix; plans count products.
+    monkeypatch.setattr(launches, "product_nodes", lambda a: 1)
+    devices = [CountingDevice(3, work=config.run.ranks > 1) for _ in range(config.run.ranks)]
+    found: dict[int, list[int]] = {rank: [] for rank in range(config.run.ranks)}
+    original = Aggregate.run
+
+    def run(self: Aggregate, rt: Any, op: Any) -> None:
+        device = rt.backend._device
+        before = device.nodes.copy()
+        original(self, rt, op)
+        # Threads copy rows that other transports send.
+        found[devices.index(device)].append(sum(n for name, n in (device.nodes - before).items() if name != "copy_"))
+
+    def body(rank: Rank) -> None:
+        rank.trainer._epoch.start(4211, 0)
+        rank.trainer.runtime.begin_epoch(0)
+        devices[rank.comm.rank].count(rank.trainer._epoch._work.step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Aggregate, "run", run)
+        on_ranks(config, graph, body, device_of=lambda _, comm: devices[comm.rank])
+    return [found[rank] for rank in range(config.run.ranks)]
+
+
+def plain(item: Item) -> Iterable[Item]:
+    return item.plain() if isinstance(item, Staged) else (item,)
+
+
+def planned(config: Config, graph: Graph) -> list[list[int]]:
+    """The same by the plan."""
+    plan, _ = plan_graph(config, graph)
+    return [
+        [
+            sum(one.calls for item in items for one in plain(item) if isinstance(one, Work))
+            for label, items in items_by_op(plan, rank, rank.train)
+            if label.startswith("aggregate")
+        ]
+        for rank in plan.ranks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_relations", "size", "width"),
+    [(40, 5, 6), (40, 30, 6), (7, 150, 6), (8, 90, 480)],
+    ids=["one group", "seven groups", "groups of one", "wide"],
+)
+def test_plans_count_launches(num_relations: int, size: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a plan's launches for relations of equal sizes are others than those that run, in groups or alone."""
+    graph, config = equal(num_relations, size, width), config_of(1, "broadcast", width)
+    assert launched(config, graph, monkeypatch) == planned(config, graph)
+
+
+def test_plans_count_launches_of_large_relations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a relation of more than GROUPED_ROWS rows, or one that is cut into blocks, is planned as what it is not."""
+    monkeypatch.setattr(relations, "GROUPED_ROWS", 40)
+    monkeypatch.setattr(relations, "BLOCK_ROWS", 64)
+    graph, config = equal(5, 150), config_of(1, "broadcast")
+    found = launched(config, graph, monkeypatch)
+    assert found == planned(config, graph)
+    assert found[0][0] == 3 * (5 * 2 + 3) + 2
+
+
+@pytest.mark.parametrize("strategy", ["broadcast", "halo"])
+def test_plans_count_launches_of_every_tile(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the launches of a rank's tiles are planned once for all of them: four of a broadcast, two of a halo."""
+    config, graph = config_of(4, strategy), typed(20)
+    tiles = {"broadcast": 4, "halo": 2}[strategy]
+    for rank in planned(config, graph):
+        assert rank[0] >= 3 * tiles
+    assert launched(config, graph, monkeypatch) == planned(config, graph)
+
+
+@pytest.mark.parametrize("width", [16, 64, 128, 192, 256, 512, 1024])
+def test_grouped_relations_are_planned_to_be_no_slower(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if own products of groups take more seconds than the launches that they save, by their own rate."""
+
+    def seconds() -> float:
+        shape = shape_of(8192, 90_000, width, 8, symmetric=False, num_relations=90, num_training=100)
+        config = config_of(1, "broadcast", width)
+        return training_cost(plan_shape(config, shape), find_machine("hgx-h200")).seconds
+
+    together = seconds()
+    monkeypatch.setattr(relations, "GROUPED_ROWS", 0)
+    assert together < seconds()
+
+
+def test_products_of_groups_have_a_rate_of_their_own() -> None:
+    """Fails if kernels for groups are priced as cuBLAS's, or shared where they take longer than what they save."""
+    assert multiplied_together(90_000, 90, 128, 128)
+    assert not multiplied_together(90_000, 90, 256, 256)
+    assert multiplied_together(9_000, 90, 256, 256)
+    shape = shape_of(8192, 90_000, 128, 8, symmetric=False, num_relations=90, num_training=100)
+    plan = plan_shape(config_of(1, "broadcast", 128), shape)
+    device = find_machine("hgx-h200").device
+    works = [
+        item for _, items in items_by_op(plan, plan.ranks[0], plan.ranks[0].train, device=device) for item in items
+    ]
+    grouped = [work for work in works if isinstance(work, Work) and work.grouped]
+    assert len(grouped) == 5  # two forwards, three backwards: the input needs no gradient
+    work = grouped[0]
+    assert work_seconds(work, device, 1)[0] == pytest.approx(2 * 90_000 * 128 * 128 / relations.GROUPED_FLOPS)
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("strategy", ["broadcast", "halo"])
+def test_groups_take_the_memory_that_is_planned(strategy: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if spans or chains of groups are not among a plan's bytes, or it counts more than a part for each relation."""
+    held: list[int] = []
+
+    def bytes_of(matrix: Sparse) -> Iterator[Tensor | None]:
+        yield matrix.indptr
+        for part in matrix.relations:
+            yield from (part.rows, part.matrix.indptr, part.matrix.indices, part.matrix.values)
+            if part.group is not None:
+                yield from (part.group.spans, part.group.chain)
+
+    def counted(backend: KernelBackend, tile: Tile) -> Sparse:
+        matrix = upload_tile(backend, tile)
+        held.append(sum(tensor.nbytes for tensor in bytes_of(matrix) if tensor is not None))
+        return matrix
+
+    for module in (broadcast, halo):
+        monkeypatch.setattr(module, "upload_tile", counted)
+    config, graph = config_of(ranks, strategy), equal(40, 30)
+    plans = on_ranks(config, graph, lambda rank: rank.plan, device_of=lambda *_: CountingDevice(work=False))
+    said = sum(plan.regions["graph"] for plan in plans)
+    # At most as many matrices as relations are planned for each tile, each with a row pointer more and a span.
+    assert 0 <= said - sum(held) <= len(held) * 40 * 20
