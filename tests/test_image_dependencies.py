@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,10 +20,9 @@ TORCH = {12: "torch<2.11", 13: "torch"}
 """pip's default builds: for CUDA 12 until 2.10, for CUDA 13 since. Another index is named by whoever builds an image."""
 BUILT = ("pymetis",)
 """Packages that the image's first stage builds where they have no wheel."""
-UNREACHED = re.compile(
-    r"Could not find a version .*\(from versions: none\)|NewConnectionError|Name or service|timed out"
-)
-"""What pip says where no registry answers: it then knows of no version at all."""
+PROBE = "numpy"
+"""A package that every registry has for the image: where pip finds none of its versions either, no registry answers. pip
+says "from versions: none" of a package without a wheel for the image, too, and of a wrong name."""
 GLIBC = 39
 """Minor version of the C library of the image, Ubuntu 24.04."""
 
@@ -29,23 +30,30 @@ Installed = dict[str, list[str]]
 """Versions by normalised name."""
 
 
-def resolve(folder: Path, *packages: str, held: Installed | None = None) -> Installed:
-    """Return what pip would install for these packages. Skips where no registry answers."""
-    report, constraints = folder / "report.json", folder / "held.txt"
-    lines = [f"{name}=={version}" for name, versions in (held or {}).items() for version in versions]
-    constraints.write_text("\n".join(lines))
+def pip(folder: Path, *packages: str) -> subprocess.CompletedProcess[str]:
+    """Let pip say in report.json what it would install for the image; constraints are in held.txt."""
     tags = [f"manylinux_2_{minor}_x86_64" for minor in range(5, GLIBC + 1)]
     tags += ["manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64"]
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed"]
-    command += ["--target", str(folder / "nothing"), "--report", str(report), "--constraint", str(constraints)]
+    command += ["--target", str(folder / "nothing"), "--report", str(folder / "report.json")]
+    command += ["--constraint", str(folder / "held.txt")]
     command += ["--only-binary", ":all:", "--python-version", "3.12", "--implementation", "cp"]
     command += [f"--abi={abi}" for abi in ("cp312", "abi3", "none")] + [f"--platform={tag}" for tag in tags]
-    done = subprocess.run([*command, *packages], capture_output=True, text=True, check=False, timeout=500)
-    if done.returncode and UNREACHED.search(done.stderr):
-        pytest.skip("pip reaches no registry here")
-    assert not done.returncode, done.stderr[-2000:]
+    return subprocess.run([*command, *packages], capture_output=True, text=True, check=False, timeout=500)
+
+
+def resolve(folder: Path, *packages: str, held: Installed | None = None) -> Installed:
+    """Return what pip would install for these packages. Skips where no registry answers."""
+    constraints = folder / "held.txt"
+    constraints.write_text("\n".join(f"{name}=={one}" for name, versions in (held or {}).items() for one in versions))
+    done = pip(folder, *packages)
+    if done.returncode:
+        constraints.write_text("")
+        if pip(folder, PROBE).returncode:
+            pytest.skip("pip reaches no registry here")
+        pytest.fail(done.stderr[-2000:])
     found: Installed = {}
-    for one in json.loads(report.read_text())["install"]:
+    for one in json.loads((folder / "report.json").read_text())["install"]:
         name = re.sub(r"[-_.]+", "-", one["metadata"]["name"]).lower()
         found.setdefault(name, []).append(one["metadata"]["version"])
     return found
@@ -92,6 +100,55 @@ def test_an_image_has_one_torch_one_nccl_and_one_cuda(cuda: int, tmp_path: Path)
         "the second installation changes what the first brought"
     )
     assert faults(installed, cuda) == []
+
+
+def wheel(folder: Path, name: str, tag: str) -> None:
+    """Write a package that holds nothing."""
+    with zipfile.ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as file:
+        info = f"{name}-1.0.dist-info"
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n")
+        file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.parametrize(
+    ("package", "answers", "expected"),
+    [
+        ("cupy-cuda12x", "yes", "resolved"),
+        ("no-wheel-for-312", "yes", "failed"),
+        ("cupy-cuda12", "yes", "failed"),
+        ("cupy-cuda12x", "empty", "skipped"),
+        ("cupy-cuda12x", "refused", "skipped"),
+    ],
+    ids=["fine", "no wheel", "wrong name", "empty registry", "no registry"],
+)
+def test_only_a_registry_that_answers_nothing_skips(
+    package: str, answers: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a package without a wheel for the image, or of a wrong name, counts as a registry that does not answer."""
+    registry = tmp_path / "registry"
+    registry.mkdir()
+    if answers == "yes":
+        wheel(registry, PROBE, "cp312-cp312-manylinux_2_28_x86_64")
+        wheel(registry, "cupy_cuda12x", "cp312-cp312-manylinux_2_28_x86_64")
+        wheel(registry, "no_wheel_for_312", "cp311-cp311-manylinux_2_28_x86_64")
+    if answers == "refused":
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nobody listens at that port
+        monkeypatch.setenv("PIP_RETRIES", "0")
+    else:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(registry))
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    found, said = "resolved", ""
+    try:
+        resolve(tmp_path, package)
+    except pytest.skip.Exception:  # not to skip this test, too
+        found = "skipped"
+    except pytest.fail.Exception as error:
+        found, said = "failed", str(error)
+    assert found == expected
+    assert ("from versions: none" in said) == (expected == "failed")
 
 
 FINE: Installed = {
