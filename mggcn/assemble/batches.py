@@ -117,7 +117,7 @@ def drawn_tiles(config: Config, graph: Graph, plan: RunPlan, rank: int) -> Drawn
         return None
     sampler = Sampler(graph.adj_t, blocks.drawn.draws, self_loops=config.model.self_loops)
     values = edge_values(config, graph, plan, rank, evaluated_sample(config))
-    return DrawnTiles(sampler, blocks.drawn, values, config.train.seed)
+    return DrawnTiles(sampler, blocks.drawn, values)
 
 
 def sampled_feed(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from mggcn.blocks.draws import Draws
 from mggcn.blocks.slot import SampleArgs, Slot
 from mggcn.errors import ConfigError, GraphError, PlanError
 from mggcn.graph.csr import CSR
+
+DAMAGED: Final = "the matrix is damaged: copy or prepare it again"
 
 
 class BatchTooLargeError(PlanError):
@@ -186,6 +188,7 @@ class Sampler:
         """Draw the in-edges of vertices in one hop, whose columns are ids: nothing is numbered. Others as for `draw`.
 
         A slot has room for so many rows as its capacities have sources; nothing else of these counts but edges.
+        Raises: GraphError, a column that is no vertex among its causes, which `draw` finds as it numbers them.
         """
         args = slot.hops[hop]
         slot.arrays["ids"][: rows.size] = rows
@@ -194,7 +197,14 @@ class Sampler:
         native.kernel("mggcn_sample_rows")(ctypes.addressof(args))
         if args.status != Status.DONE:
             self._refuse(hop, args)
-        return hop_views(slot, hop, args)
+        drawn = hop_views(slot, hop, args)
+        for column in (drawn.indices.min(initial=0), drawn.indices.max(initial=0)):
+            if not 0 <= column < self.num_vertices:
+                raise GraphError(self._damaged(int(column)))
+        return drawn
+
+    def _damaged(self, column: int) -> str:
+        return f"column ids must lie in [0, {self.num_vertices}), one is {column}; {DAMAGED}"
 
     def _aim(self, slot: Slot, num_seeds: int, left_out: npt.NDArray[np.int64] | None, seed: int, step: int) -> None:
         """Give the hops what they read, most of it once, and name their draws."""
@@ -239,8 +249,8 @@ class Sampler:
             case Status.POINTERS:
                 what = f"row pointers of vertex {at} must ascend within the {args.num_edges} stored entries and do not"
             case _:
-                what = f"column ids must lie in [0, {self.num_vertices}), one is {ctypes.c_int32(at).value}"
-        raise GraphError(f"{what}; the matrix is damaged: copy or prepare it again")
+                raise GraphError(self._damaged(ctypes.c_int32(at).value))
+        raise GraphError(f"{what}; {DAMAGED}")
 
 
 def run_hops(slot: Slot, seeds: npt.NDArray[np.int64]) -> None:

@@ -24,20 +24,20 @@ STEP: Final = 2**32 - 1
 class DrawnTiles:
     """Draws in-edges of vertices by layer. Memory: `row_slots`, and a tile with what it is put together from."""
 
-    def __init__(self, sampler: Sampler, slots: SlotPlan, values: EdgeValues, seed: int) -> None:
-        self._rows, self._values, self._seed = RowDraws(sampler, slots), values, seed
+    def __init__(self, sampler: Sampler, slots: SlotPlan, values: EdgeValues) -> None:
+        self._rows, self._values = RowDraws(sampler, slots), values
         self._layers = len(sampler.draws.fanouts)
 
-    def tile(self, layer: int, span: range, required: npt.NDArray[np.bool_] | None) -> Tile:
+    def tile(self, seed: int, layer: int, span: range, required: npt.NDArray[np.bool_] | None) -> Tile:
         """Return drawn in-edges of a span's vertices in a layer, from 1, that of the input; columns are vertices.
 
-        required (N,): the vertices around which is drawn; None: all. Draws are named by layer and vertex, so that they are
-        the same on any number of ranks. Raises: as Sampler.draw.
+        required (N,): the vertices around which is drawn; None: all. Draws are named by seed, layer and vertex, so that
+        they are the same on any number of ranks. Raises: as Sampler.draw_rows.
         """
         ids = np.arange(span.start, span.stop)
         ids = ids if required is None else ids[required[span.start : span.stop]]
         lengths, columns, counted, kinds = np.zeros(len(span), np.int64), list[Any](), list[Any](), list[Any]()
-        for some, drawn in self._rows.pieces(self._layers - layer, ids, self._seed, STEP, None):
+        for some, drawn in self._rows.pieces(self._layers - layer, ids, seed, STEP, None):
             lengths[some - span.start] = np.diff(drawn.indptr)
             columns.append(drawn.indices.copy())
             values, types = self._counted(some, drawn)

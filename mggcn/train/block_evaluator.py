@@ -110,8 +110,8 @@ class BlockEvaluator:
         # Ids of all vertices, of which nothing reads more than how many there are.
         self._all = torch.zeros(1, dtype=torch.int64).expand(graph.adj_t.num_rows)
 
-    def run(self, write: Write) -> None:
-        """Compute scores, and give them to `write` range by range. Collective.
+    def run(self, write: Write, seed: int = 0) -> None:
+        """Compute scores, and give them to `write` range by range. seed: names draws, where in-edges are drawn. Collective.
 
         Cost: every edge and every row once a layer, as far as the scores depend on them.
         """
@@ -127,12 +127,12 @@ class BlockEvaluator:
             required = self._graph.required[stage.number]
             for span in self.spans:
                 if required is None or required[span.start : span.stop].any():
-                    self._compute(stage, program, span, required)
+                    self._compute(stage, program, span, required, seed)
                     if stage.number == len(self._plan.blocks):
                         write(span, self._scores[: len(span)])
             self.memory.barrier()
 
-    def _compute(self, stage: Stage, program: Program, span: range, required: Mask | None) -> None:
+    def _compute(self, stage: Stage, program: Program, span: range, required: Mask | None, seed: int) -> None:
         """Run a stage over the rows of a span, and write what later stages read of them."""
         count, outputs = len(span), dict[str, Tensor]()
         for name, rows in self.memory.rows.items():
@@ -145,17 +145,17 @@ class BlockEvaluator:
         aggregations = {}
         if stage.block is not None:
             aggregations[stage.block] = self._edges
-            self._load(self._tile(stage.number, span, required))
+            self._load(self._tile(stage.number, span, required, seed))
         self._runtime.inputs = self._inputs(stage, span)
         self._runtime.run(BoundProgram(program, self._arena, aggregations, outputs | inside))
 
-    def _tile(self, layer: int, span: range, required: Mask | None) -> Tile:
+    def _tile(self, layer: int, span: range, required: Mask | None, seed: int) -> Tile:
         """Return the in-edges of a span's rows, as the whole graph's tile has them, or drawn; of rows that are not required
         none.
         """
         graph, options = self._graph, self._graph.options
         if graph.drawn is not None:
-            return graph.drawn.tile(layer, span, required)
+            return graph.drawn.tile(seed, layer, span, required)
         build = functools.partial(
             build_tiles,
             owners=graph.everyone,
@@ -223,9 +223,9 @@ class SplitScores:
         self.result: Tensor = self._scores if ordered else buffer_view(memory, Placement(result, 0, 0, 0))
         """The scores (V, C) of the last evaluation."""
 
-    def run(self) -> None:
-        """Compute the scores. Collective. Cost: as `BlockEvaluator.run`."""
-        self._evaluator.run(self._write)
+    def run(self, seed: int) -> None:
+        """Compute the scores; seed: of this training. Collective. Cost: as `BlockEvaluator.run`."""
+        self._evaluator.run(self._write, seed)
         if self._index is not None:
             self._backend.gather_rows(self._scores, self._index, self.result)
 

@@ -198,7 +198,7 @@ class RankTrainer:
         if self._by_blocks is None:
             self._score_again()
             return
-        self._by_blocks.run()
+        self._by_blocks.run(self._seed)
         if (target := runtime.inputs.owned.target) is not None:  # links are scored from the embeddings
             target.count(runtime.backend, self.logits(), runtime.counts)
 

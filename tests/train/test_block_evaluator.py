@@ -432,24 +432,58 @@ def test_sampled_draws_are_named_by_the_seed(monkeypatch: pytest.MonkeyPatch) ->
     plan, _ = plan_graph(config, graph)
     n = graph.num_vertices
 
-    def tiles(seed: int) -> list[Any]:
-        named = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-        drawn = drawn_tiles(named, mapped_once(graph.untyped()), plan, 0)
-        assert drawn is not None
-        return [drawn.tile(layer, range(n), None) for layer in (1, 2)]
-
-    one, two = tiles(5), tiles(6)
-    degrees = np.minimum(np.diff(graph.adj_t.indptr.array()), 3)
+    drawn = drawn_tiles(config, mapped_once(graph.untyped()), plan, 0)
+    assert drawn is not None
+    one, two = ([drawn.tile(seed, layer, range(n), None) for layer in (1, 2)] for seed in (5, 6))
+    degrees = np.diff(graph.adj_t.indptr.array())
     for tile in (*one, *two):
-        np.testing.assert_array_equal(np.diff(tile.indptr), degrees)
+        np.testing.assert_array_equal(np.diff(tile.indptr), np.minimum(degrees, 3))
+        # Each of three edges of more counts as many as it stands for.
+        counts = np.repeat(degrees / np.maximum(np.minimum(degrees, 3), 1), np.diff(tile.indptr))
+        np.testing.assert_allclose(tile.values, counts, rtol=1e-12)
+    assert degrees.max() > 3
     assert not np.array_equal(one[0].indices, two[0].indices)
     assert not np.array_equal(one[0].indices, one[1].indices)
     required = np.arange(n) % 3 == 0
-    drawn = drawn_tiles(config, mapped_once(graph.untyped()), plan, 0)
-    assert drawn is not None
-    some, every = drawn.tile(1, range(4, n), required), drawn.tile(1, range(n), None)
+    some, every = drawn.tile(5, 1, range(4, n), required), drawn.tile(5, 1, range(n), None)
     rows = np.repeat(np.arange(n), np.diff(every.indptr))
     np.testing.assert_array_equal(some.indices, every.indices[required[rows] & (rows >= 4)])
+
+
+def test_sampled_scores_of_a_repeat_are_those_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if repeats are scored over what the first one draws."""
+    monkeypatch.setattr(block_evaluation, "EVALUATED_FANOUT", 2)
+
+    def second(rank: Rank) -> Any:
+        rank.trainer.progress.run = 1
+        rank.trainer.restart(8124)
+        return rank.trainer.scores()
+
+    config = sampled(config_of(1, {"kind": "gcn"}), "sampled", {})
+    alone = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=8124))
+    assert config.train.seed == 8123
+    found, expected = on_ranks(config, graph_of(), second), on_ranks(alone, graph_of(), lambda r: r.trainer.scores())
+    np.testing.assert_array_equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("column", [-5, "vertices", 2**30])
+def test_sampled_scores_read_no_column_that_is_no_vertex(column: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if an evaluation reads memory beside the rows of vertices, where a store is damaged after it was opened."""
+    monkeypatch.setattr(block_evaluation, "EVALUATED_FANOUT", 60)
+    graph = graph_of()
+    wrong = graph.num_vertices if column == "vertices" else column
+
+    def body(rank: Rank) -> None:
+        rank.trainer.scores()
+        indices[7] = wrong
+        with pytest.raises(
+            GraphError, match=rf"column ids must lie in \[0, {graph.num_vertices}\), one is {wrong}; the matrix"
+        ):
+            rank.trainer.scores()
+
+    indices = graph.adj_t.indices.array()
+    indices.setflags(write=True)
+    on_ranks(sampled(config_of(1, {"kind": "gcn"}), "sampled", {}), graph, body)
 
 
 @pytest.mark.parametrize(
