@@ -42,6 +42,8 @@ class Made:
     """Edges of an R-MAT in one direction."""
     bare: bool = False
     """Without features, for rows that are learned."""
+    hub: int = 0
+    """Neighbours that one vertex is given; 0: as many as it drew."""
 
     def scaled(self, vertices: float, edges: float | None = None) -> Made:
         """The same with fewer or more vertices and edges; a toy has vertices for its classes, and as many edges as fit."""
@@ -49,11 +51,13 @@ class Made:
             return self
         n = max(round(self.vertices * vertices), 4 * self.classes)
         most = n * (n - 1) // 8
-        return dataclasses.replace(self, vertices=n, edges=min(most, round(self.edges * (edges or vertices))))
+        hub = round(self.hub * n / self.vertices)
+        return dataclasses.replace(self, vertices=n, edges=min(most, round(self.edges * (edges or vertices))), hub=hub)
 
     @property
     def key(self) -> str:
-        return "-".join(str(value) for value in (*dataclasses.astuple(self), SEED))
+        *values, hub = dataclasses.astuple(self)
+        return "-".join(str(value) for value in (*values, *([f"hub{hub}"] if hub else []), SEED))
 
 
 GENERATED = {
@@ -166,10 +170,25 @@ def generated(made: Made, name: str) -> Any:
     shares: dict[str, Any] = {"homophily": made.homophily, "power": made.power, "train": made.train}
     shares |= {"train_by": made.train_by, "num_relations": made.relations}
     graph = community(*extents, seed=SEED, name=name, **shares)
+    if made.hub:
+        graph = with_hub(graph, made.hub)
     if not made.by_class:
         return graph
     order = np.argsort(graph.labels.array(), kind="stable")  # type: ignore[union-attr]  # a community graph has labels
     return dataclasses.replace(relabelled(graph, order), ids=None)
+
+
+def with_hub(graph: Any, hub: int) -> Any:
+    """Add edges of vertex 0 of an undirected graph to the first vertices that are no neighbours, up to `hub` neighbours."""
+    import numpy as np
+
+    from mggcn.graph.pairs import csr_from_keys
+
+    n, indptr, indices = graph.num_vertices, graph.adj.indptr.array(), graph.adj.indices.array()
+    strangers = np.setdiff1d(np.arange(1, n), indices[: indptr[1]])[: hub - int(indptr[1])]
+    keys = np.repeat(np.arange(n), np.diff(indptr)) * n + indices
+    adj = csr_from_keys(np.sort(np.concatenate([keys, strangers, strangers * n])), n)
+    return dataclasses.replace(graph, adj=adj, adj_t=adj)
 
 
 def with_features(graph: Any) -> Any:

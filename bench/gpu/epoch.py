@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from bench.gpu.graphs import ATTENTION, CASES, PRECISIONS, find_store
+from bench.gpu.graphs import CASES, LAYERS, PRECISIONS, find_store
 from bench.gpu.lab import Lab, Row, attempt, first_line, tf32
 from bench.gpu.pyg import GAT, KINDS, Peer
 from bench.peers.attention import MODELS
@@ -37,14 +37,14 @@ WINDOW_S = 0.2
 
 def measure(lab: Lab, case: str) -> None:
     """Write a row per contender."""
-    name, hidden = (CASES | ATTENTION)[case]
+    name, hidden = CASES[case] if case in CASES else LAYERS[case][:2]
     settings = lab.settings
     store = find_store(name, settings.scale, settings.cache, settings.data)
     graph = open_store(store)
     extents = {"rows": graph.num_vertices, "nnz": graph.num_edges + graph.num_vertices, "hidden": hidden}
     lab.write(kind="case", graph=graph.name, classes=graph.num_classes, **extents)
-    if case in ATTENTION:
-        measure_attention(lab, graph, hidden)
+    if case in LAYERS:
+        measure_layers(lab, graph, hidden, LAYERS[case][2])
         return
     for precision in PRECISIONS:
         attempt(lab, wanted("mggcn", precision), own, lab, graph, hidden, precision, "own", alone=True)
@@ -59,12 +59,13 @@ def measure(lab: Lab, case: str) -> None:
         measure_peer(lab, graph, hidden, best["pyg"], best["asked"], "tf32", alone=True)
 
 
-def measure_attention(lab: Lab, graph: Graph, hidden: tuple[int, ...]) -> None:
-    """Write rows of mggcn's GAT and PyG's, whose layers look for self-loops in every epoch and cannot be captured."""
+def measure_layers(lab: Lab, graph: Graph, hidden: tuple[int, ...], kind: str) -> None:
+    """Write rows of mggcn's layers and PyG's, whose GAT looks for self-loops in every epoch and cannot be captured."""
     for precision in (name for name in PRECISIONS if name in ("fp32", "tf32")):
-        attempt(lab, wanted("mggcn", precision), own, lab, graph, hidden, precision, "own", GAT, alone=True)
+        attempt(lab, wanted("mggcn", precision), own, lab, graph, hidden, precision, "own", kind, alone=True)
     for precision in ("fp32", "tf32"):
-        measure_peer(lab, graph, hidden, GAT, "launched", precision, alone=True)
+        for mode in Peer.MODES[:1] if kind == GAT else Peer.MODES:
+            measure_peer(lab, graph, hidden, kind, mode, precision, alone=mode == Peer.MODES[0])
 
 
 def measure_compiled(lab: Lab, case: str) -> None:

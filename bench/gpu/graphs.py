@@ -1,7 +1,9 @@
 """The graphs and networks of the GPU's benchmark: real ones if there are, else synthetic ones.
 
 Vertices, edges, features and classes of ogbn-arxiv, ogbn-products, Reddit and Cora; arxiv-ordered is numbered community by
-community, arxiv-hubs has a longest row of 13,410 entries, as ogbn-arxiv has of 13,161 and arxiv-like of 5,211.
+community, arxiv-hubs has a longest row of 13,410 entries, as ogbn-arxiv has of 13,161 and arxiv-like of 5,211. one-hub has
+one of 20,000 and no other beyond 100. products-hubs has one of 17,623, as ogbn-products of 17,481, in a tenth of its
+vertices and edges: of all of them PyG's GAT would hold 541 GiB of rows for each edge, of a tenth 54, its maximum 100.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ SYNTHETIC = {
     "arxiv-like": Made(169_343, 1_170_000, 128, 40),
     "arxiv-ordered": Made(169_343, 1_170_000, 128, 40, by_class=True),
     "arxiv-hubs": Made(169_343, 1_170_000, 128, 40, homophily=0.3, power=2.3),
+    "one-hub": Made(169_343, 1_170_000, 128, 40, power=10.0, hub=20_000),
+    "products-hubs": Made(244_903, 6_185_914, 100, 47, homophily=0.3, power=2.7),
     "products-like": Made(2_449_029, 61_859_140, 100, 47),
     "reddit-like": Made(232_965, 57_307_946, 602, 41),
 }
@@ -38,8 +42,12 @@ CASES: dict[str, tuple[str, tuple[int, ...]]] = {
     "reddit-like 2x512": ("reddit-like", (512,)),
 }
 """The acceptance cases of training epochs (layers x width): a graph and the hidden widths."""
-ATTENTION: dict[str, tuple[str, tuple[int, ...]]] = {"arxiv-hubs gat 3x256": ("arxiv-hubs", (256, 256))}
-"""Likewise of GAT with bench.peers.attention.HEADS heads; its rows have no room for bfloat16."""
+HUBS = ("arxiv-hubs", "one-hub", "products-hubs")
+LAYERS: dict[str, tuple[str, tuple[int, ...], str]] = {
+    f"{graph} {kind} 3x256": (graph, (256, 256), kind) for graph in HUBS for kind in ("gat", "sage-max")
+}
+"""Likewise of layers that walk the rows of the graph in their own ways, by their names in bench.peers.attention.MODELS:
+attention and GraphSAGE's maximum. In float32 alone: attention's rows have no room for bfloat16."""
 PRECISIONS = tuple(
     name
     for name in ("fp32", "mixed", "bf16", "tf32")

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
-from bench.gpu.graphs import CASES, ORDERED, PRECISIONS, SYNTHETIC
+from bench.gpu.graphs import CASES, LAYERS, ORDERED, PRECISIONS, SYNTHETIC
 from bench.report import ROOT, table
 from mggcn.assemble.plan import plan_shape
 from mggcn.backend.cuda.sizes import H100
@@ -39,20 +39,19 @@ FUSED = ("h W, 256 x 256, epilogue", "g W^T, 256 x 256, gradient")
 """Own products with what follows them in the same kernel: names of their ceilings."""
 DETAILED = ("cora 2x16", "products-like 3x256")
 HEADS = 4
-"""Of GAT, as of bench.peers.attention, which needs torch."""
+MODELS: dict[str, dict[str, Any]] = {
+    "gat": {"kind": "gat", "heads": HEADS},
+    "sage-max": {"kind": "sage", "aggregator": "max"},
+}
+EDGE_ROWS = {"gat": 4.5, "sage-max": 8.5}
+"""Of GAT and the maximum, as of bench.peers.attention, which needs torch: heads, settings, and how many matrices of a
+row for each edge PyG holds."""
 GOALS = (
     *(("arxiv-like", precision, ratio) for precision, ratio in (("fp32", 2.0), ("mixed", 2.8), ("bf16", 4.5))),
     *(("products-like", precision, ratio) for precision, ratio in (("fp32", 2.0), ("mixed", 2.8), ("bf16", 4.0))),
-    *((graph, "gat", 2.0) for graph in ("arxiv-hubs", "products-like")),
+    *((graph, kind, 2.0) for graph, _, kind in LAYERS.values()),
 )
-"""Graph, precision or GAT in float32, and how many times as fast as PyG an epoch is to be (bench/gpu/report.py)."""
-RATES = {
-    "sparse": "rows at random, 9.5 TB/s from L2, 4.4 from memory, 12 ps a row: measured; PyG's over 1.2",
-    "dense": "TFLOP/s of 256 x 256: cuBLAS 48 in fp32, 500 bf16; own 85 and 68 with what follows, bf16 212, 168: measured",
-    "elementwise": "passes, 3.0 TB/s from memory: measured",
-    "overhead": "4 us a kernel, 1 us a node: measured",
-}
-"""What each kind of work rests on: cost/machines/hgx-h200.toml, bench/results/gpu_nvidia-h200_2026-11-26.md."""
+"""Graph, precision or layers in float32, and how many times as fast as PyG an epoch is to be (bench/gpu/report.py)."""
 NOTES = ROOT / "bench" / "notes"
 
 Works = list[tuple[str, list[Work]]]
@@ -124,6 +123,24 @@ def total(works: Works, device: DeviceRates) -> float:
     return sum(seconds(of, device) for _, of in works)
 
 
+def rests_on(works: Sequence[Work], device: DeviceRates, *, own: bool) -> str:
+    """What the seconds of works of one kind rest on: rates of the machine's file, which says where they are from."""
+    gather, kind = gather_of(device), works[0].kind
+    if kind == "sparse":
+        found = f"{gather.cached / 1e12:.3g} TB/s from L2, {gather.missed / 1e12:.3g} from memory"
+        return f"rows at random, {found}, {1e12 * gather.missed_row_s:.3g} ps a row"
+    if kind == "dense":
+        [precision] = dict.fromkeys(work.precision for work in works)
+        fused = [rates[precision] for rates in (device.fused, device.fused_grad) if precision in rates and own]
+        found = f"{device.gemm[precision] / 1e12:.3g} TFLOP/s by cuBLAS in {precision}"
+        return found + (
+            f", own {' and '.join(f'{rate / 1e12:.3g}' for rate in fused)} with what follows" if fused else ""
+        )
+    if kind == "elementwise":
+        return f"passes, {device.copy.points[-1][1] / 1e12:.3g} TB/s from memory"
+    return f"{1e6 * device.least_s:.3g} us a kernel, {1e6 * device.call_s:.3g} us a node"
+
+
 def moved(works: Iterable[Work]) -> int:
     """Bytes gathered and streamed, whichever cache they hit."""
     return sum(work.rows * work.row_bytes + work.streamed for work in works)
@@ -191,9 +208,9 @@ def ops_table(device: DeviceRates) -> str:
     return table(["case", "op", "GB", "GFLOP", "ms"], lines)
 
 
-def gat_plan(graph: str) -> RunPlan:
-    """The plan of three layers of GAT, of 256 columns each, on a graph's extents."""
-    return plan_case(graph, (256, 256), "fp32", kind="gat", heads=HEADS)
+def layers_plan(graph: str, kind: str) -> RunPlan:
+    """The plan of three layers of GAT or of maxima, of 256 columns each, on a graph's extents."""
+    return plan_case(graph, (256, 256), "fp32", **MODELS[kind])
 
 
 def pyg_gat_work(plan: RunPlan) -> Works:
@@ -212,23 +229,54 @@ def pyg_gat_work(plan: RunPlan) -> Works:
     return [*found, ("loss, Adam", [Work(kind="elementwise", calls=25)])]
 
 
+def pyg_max_work(plan: RunPlan) -> Works:
+    """PyG's SAGEConv with aggr="max" behind a projection: rows of every edge are gathered, and reduced by a scatter."""
+    [rank] = plan.ranks
+    rows, edges, found = rank.sizes.owned, rank.nnz, []
+    widths = [plan.shape.num_features, *plan.config.model.hidden, plan.shape.num_classes]
+    for layer, (d, e) in enumerate(pairwise(widths), start=1):
+        # Rows are gathered and reduced; backwards the maxima are gathered, ties counted, and gradients gathered and added.
+        moved = product(rows, rows, edges, 4 * d, 4 * d)
+        project, gemm = (
+            Work(kind="dense", streamed=4 * rows * (d + cols), flop=2 * rows * d * cols) for cols in (d, e)
+        )
+        # Rows of edges are compared with the maxima and masked: three rows read and written each.
+        masked = Work(kind="elementwise", streamed=edges * 4 * 6 * d, calls=6)
+        beside = Work(kind="elementwise", streamed=rows * 4 * (5 * d + 8 * e), calls=9)
+        # Forwards, for the weights and, but for the input, for the rows.
+        dense = [project, gemm, gemm] * (2 + (layer > 1))
+        found.append((f"layer {layer}", [*[moved] * 6, *dense, masked, beside]))
+    return [*found, ("loss, Adam", [Work(kind="elementwise", calls=25)])]
+
+
+PEERS = {"gat": pyg_gat_work, "sage-max": pyg_max_work}
+"""PyG's work by layers."""
+
+
+def peer_gib(plan: RunPlan, kind: str) -> float:
+    """GiB of PyG's rows for each edge."""
+    return EDGE_ROWS[kind] * 4 * max(plan.config.model.hidden) * plan.ranks[0].nnz / 2**30
+
+
 def terms_table(device: DeviceRates) -> str:
     """What the goals rest on: an epoch of ours and of PyG's by kind of work, and the rate behind each."""
     lines = []
     for case, precision, ratio in GOALS:
-        plan = gat_plan(case) if precision == "gat" else plan_case(case, (256, 256), precision)
-        peer = pyg_gat_work(plan) if precision == "gat" else pyg_work(plan_case(case, (256, 256), "fp32"))
+        plan = layers_plan(case, precision) if precision in PEERS else plan_case(case, (256, 256), precision)
+        peer = PEERS[precision](plan) if precision in PEERS else pyg_work(plan_case(case, (256, 256), "fp32"))
         totals = []
         for whose, works, rates in (("mggcn", epoch_work(plan, device), device), ("PyG", peer, pyg_device(device))):
             every = [work for _, of in works for work in of]
-            told = whose == "PyG" and precision not in ("fp32", "gat")  # PyG's float32, beside each precision
+            told = whose == "PyG" and precision not in ("fp32", *PEERS)  # PyG's float32, beside each precision
             for kind in () if told else dict.fromkeys(work.kind for work in every):
                 of = [work for work in every if work.kind == kind]
                 gflop = f"{sum(work.flop for work in of) / 1e9:.0f}"
-                cells = [f"{moved(of) / 1e9:.2f}", gflop, f"{1e3 * seconds(of, rates):.3f}", RATES[kind]]
+                source = rests_on(of, rates, own=whose == "mggcn")
+                cells = [f"{moved(of) / 1e9:.2f}", gflop, f"{1e3 * seconds(of, rates):.3f}", source]
                 lines.append([f"{case}, {precision}", whose, KINDS[kind], *cells])
             totals.append(total(works, rates))
         said = f"{totals[1] / totals[0]:.1f} times as fast, goal {ratio:g}"
+        said += f"; PyG's rows of edges: {peer_gib(plan, precision):.0f} GiB" if precision in PEERS else ""
         lines.append(
             [f"{case}, {precision}", "", "all", "", "", f"{1e3 * totals[0]:.3f} of {1e3 * totals[1]:.3f}", said]
         )

@@ -1,4 +1,7 @@
-"""PyTorch Geometric's GCN on a GPU, launched or captured; bench/peers/worker_pyg.py describes its ways. Also its GAT."""
+"""PyTorch Geometric's GCN on a GPU, launched or captured; bench/peers/worker_pyg.py describes its ways.
+
+Also its GAT and its maximum.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu.lab import Lab
-from bench.peers.attention import HEADS
+from bench.peers.attention import EDGE_ROWS, HEADS, SCATTER
 from bench.peers.layers import make_net as make_layers
 from bench.peers.worker_pyg import make_graph, make_net
 from bench.peers.worker_pyg_layers import make_layer, set_weights
@@ -19,9 +22,9 @@ from mggcn.graph.csr import CSR, Graph
 from mggcn.model.runtime import require
 
 KINDS = ("fused", "csr", "scatter", "scaled")
-GAT = "gat"
-"""Layers of GATConv as they are, on a plain edge_index."""
-SHIPPED = ("csr", "scatter", GAT)
+GAT, MAX = "gat", "sage-max"
+"""Layers of GATConv and of SAGEConv's maximum as they are, on a plain edge_index."""
+SHIPPED = ("csr", "scatter", GAT, MAX)
 """Kinds that are PyG's as it ships; the others are improved for this comparison."""
 WARM_UP = 3
 SCATTERING = ("scatter_add", "scatter_add_", "index_add", "index_add_", "index_select_backward")
@@ -58,18 +61,18 @@ class Peer:
         wrap: Callable[[Any], Any] = lambda net: net,
     ) -> None:
         device = lab.device.torch_device
-        if kind == "scatter":
-            # autograd keeps about eight times the widest messages (bench/peers/epochs.py).
-            need = 8 * 4 * (graph.num_edges + graph.num_vertices) * max(hidden)
-            if need > lab.free_bytes():
-                raise ValueError(f"its messages need about {need / 2**30:.0f} GiB")
+        # autograd keeps about eight times the widest messages (bench/peers/epochs.py).
+        messages = 8.0 if kind == "scatter" else EDGE_ROWS.get((kind, SCATTER), 0.0)
+        need = messages * 4 * (graph.num_edges + graph.num_vertices) * max(hidden)
+        if need > lab.free_bytes():
+            raise ValueError(f"its messages need about {need / 2**30:.0f} GiB")
         x = features(graph).to(device)
         labels = torch.from_numpy(require(graph.labels).array().copy()).to(device)
         train = torch.from_numpy(graph.splits["train"].read(0, 1)[0]).nonzero().view(-1).to(device)
         indptr = torch.from_numpy(graph.adj_t.indptr.array().copy()).to(device)
         indices = torch.from_numpy(graph.adj_t.indices.array().copy()).to(device)
         with torch.device(device):
-            edges = make_graph("scatter" if kind == GAT else kind, indptr, indices)
+            edges = make_graph("scatter" if kind in (GAT, MAX) else kind, indptr, indices)
             net = network(kind, [x.shape[1], *hidden, graph.num_classes], weights)
         gpu = device.type == "cuda"
         self._device = lab.device
@@ -111,10 +114,10 @@ class Peer:
 
 def network(kind: str, widths: list[int], weights: dict[str, torch.Tensor]) -> Any:
     """PyG's network from given weights, called with features and a graph."""
-    if kind == GAT:
-        layers = make_layers(widths, lambda *size: make_layer(GAT, HEADS, *size), batch_norm=False)
+    if kind in (GAT, MAX):
+        layers = make_layers(widths, lambda *size: make_layer(kind, HEADS, *size), batch_norm=False)
         with torch.no_grad():
-            set_weights(GAT, layers, {name: weight.cpu().numpy() for name, weight in weights.items()})
+            set_weights(kind, layers, {name: weight.cpu().numpy() for name, weight in weights.items()})
         return Turned(layers)
     net = make_net(kind, widths)
     with torch.no_grad():

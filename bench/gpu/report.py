@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu import report_products
-from bench.gpu.graphs import ATTENTION, CASES, ORDERED, PRECISIONS
-from bench.gpu.predict import epoch_work, from_ceilings, plan_case, total
-from bench.gpu.pyg import GAT, KINDS, SHIPPED
+from bench.gpu.graphs import CASES, LAYERS, ORDERED, PRECISIONS
+from bench.gpu.predict import epoch_work, from_ceilings, layers_plan, plan_case, total
+from bench.gpu.pyg import GAT, KINDS, MAX, SHIPPED
 from bench.gpu.report_products import Parts, Row, Rows, timed
 from bench.gpu.tasks import ORDER, digest, read_rows
 from bench.report import DISTURBED, GIB, MIB, RESULTS, milliseconds, table, verdict, write_report
@@ -22,7 +22,7 @@ from mggcn.report.figure import require_matplotlib
 from mggcn.report.gantt import draw_epoch, draw_stages
 from mggcn.report.timeline import read_timeline
 
-FASTER, FASTER_REDDIT, FASTER_GAT = {"fp32": 2.0, "mixed": 2.8, "bf16": 4.5}, 5.0, 2.0
+FASTER, FASTER_REDDIT, FASTER_LAYERS = {"fp32": 2.0, "mixed": 2.8, "bf16": 4.5}, 5.0, {GAT: 2.0, MAX: 2.0}
 FASTER_PRODUCTS = FASTER | {"bf16": 4.0}
 """Seconds of PyG's fastest way in float32 over mggcn's, as predicted before the kernels ran (bench/notes/0005)."""
 SMALLER = {"fp32": 0.65, "bf16": 0.4}
@@ -158,13 +158,16 @@ def epochs(parts: Parts) -> str:
 def predictions(case: str, rows: Rows, parts: Parts) -> dict[str, float]:
     """Seconds by precision as the measured ceilings let expect; none for a scaled graph or without ceilings."""
     whole = rows[0].get("settings", {}).get("scale") == 1.0 and "ceilings" in parts
-    if case not in CASES or CASES[case][0] == ORDERED or not whole:
+    if not whole or (case in CASES and CASES[case][0] == ORDERED) or case not in CASES | LAYERS:
         return {}
     rates = from_ceilings(parts["ceilings"], parts["ceilings"][0].get("device", {}))
+    if case in LAYERS:
+        graph, _, kind = LAYERS[case]
+        return {"fp32": total(epoch_work(layers_plan(graph, kind), rates), rates)}
     return {name: total(epoch_work(plan_case(*CASES[case], name), rates), rates) for name in PRECISIONS}
 
 
-def fastest_peer(rows: Rows, kinds: Sequence[str] = (*KINDS, GAT)) -> Row | None:
+def fastest_peer(rows: Rows, kinds: Sequence[str] = (*KINDS, GAT, MAX)) -> Row | None:
     """PyG's fastest way in float32 among some kinds."""
     peers = [row for row in rows if row.get("pyg") in kinds and row["precision"] == "fp32"]
     return min(peers, key=lambda row: row["median"], default=None)
@@ -174,8 +177,8 @@ def goal_of(case: str, precision: str) -> float | None:
     """How many times as fast as PyG mggcn is to be; None: no goal."""
     if case.startswith("cora"):
         return None
-    if case in ATTENTION:
-        return FASTER_GAT if precision == "fp32" else None
+    if case in LAYERS:
+        return FASTER_LAYERS[LAYERS[case][2]] if precision == "fp32" else None
     if case.startswith("reddit"):
         return FASTER_REDDIT if precision in FASTER else None
     return (FASTER_PRODUCTS if case.startswith("products") else FASTER).get(precision)

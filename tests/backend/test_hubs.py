@@ -1,4 +1,4 @@
-"""Every kernel that walks rows, on rows that are much longer than others: one of 18,000 entries, and a power law.
+"""Every kernel that walks rows, on rows that are much longer than others: one of 20,000 entries, and a power law.
 
 The schedules are those of runs: a GPU's kernels meet rows of a warp, of a block, and hubs in parts.
 """
@@ -20,8 +20,8 @@ from tests.backend.edges import EdgeCase, gradient, reduced
 from tests.backend.emulated import emulated_backend
 from tests.backend.test_neighbours import Problem, check_attention, check_maximum, matrix_of
 
-HUB = 18_000
-"""Entries of the hub, which a GPU's kernels cut into 18 parts: 16 warps add them up."""
+HUB = 20_000
+"""Entries of the hub, which a GPU's kernels cut into 20 parts: 16 warps add them up."""
 BACK = 2_500
 """Enough for a hub; a row each for the others."""
 SOURCES = 1_000
@@ -39,7 +39,7 @@ def power_law() -> np.ndarray:
 
 
 def hub() -> np.ndarray:
-    """Six rows: one with all of 18,000 vertices, others with a few."""
+    """Six rows: one with all of 20,000 vertices, others with a few."""
     pattern = np.random.default_rng(8).random((6, HUB)) < 1e-4
     pattern[4] = True
     return pattern
@@ -57,7 +57,7 @@ by_graph = pytest.mark.parametrize("graph", PATTERNS)
 def backend(backend: KernelBackend) -> KernelBackend:
     """Every backend but for bfloat16, in which few of so many sums' digits are left."""
     if backend.dtype == torch.bfloat16:
-        pytest.skip("sums of 18,000 numbers are held in float32 and float64")
+        pytest.skip("sums of 20,000 numbers are held in float32 and float64")
     return backend
 
 

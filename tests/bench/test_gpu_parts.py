@@ -15,16 +15,20 @@ from bench.gpu import ceilings as gpu_ceilings
 from bench.gpu import part as gpu_part
 from bench.gpu import report as gpu_report
 from bench.gpu import spmm as gpu_spmm
-from bench.gpu.graphs import find_store
+from bench.gpu.graphs import LAYERS, SYNTHETIC, find_store, workload
 from bench.gpu.lab import AgainError, Lab, Settings, attempt
 from bench.gpu.predict import FUSED
+from bench.gpu.pyg import Peer
 from bench.gpu.tasks import AGAIN, ORDER, digest, finished, origin, read_rows
+from bench.graphs import generated
 from mggcn.backend.cuda.sizes import LONG_ROW
 from mggcn.graph.store import open_store
 from mggcn.model.runtime import require
 from tests.emulator.device import EmulatedDevice
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")  # PyG, on every CSR tensor
+AT_ONCE = ("arxiv-hubs gat 3x256", "one-hub sage-max 3x256")
+"""Of other layers, the cases that CI runs."""
 TASKS = {task.name: task for task in ORDER}
 Rows = list[dict[str, Any]]
 
@@ -114,12 +118,44 @@ def test_epochs(toy: Settings, tmp_path: Path) -> None:
     assert (own["products"], peer["products"]) == (2, 4)
 
 
-def test_attention_epochs(toy: Settings, tmp_path: Path) -> None:
-    """Fails if mggcn's GAT and PyG's are different networks."""
-    rows = of_kind(measured("epoch arxiv-hubs gat 3x256", toy, tmp_path), "epoch")
+@pytest.mark.parametrize(
+    "case",
+    [
+        *AT_ONCE,
+        *(pytest.param(case, marks=pytest.mark.slow) for case in LAYERS if case not in AT_ONCE),
+    ],
+)
+def test_epochs_of_other_layers(case: str, toy: Settings, tmp_path: Path) -> None:
+    """Fails if mggcn's GAT or maximum and PyG's are different networks."""
+    rows, kind = of_kind(measured(f"epoch {case}", toy, tmp_path), "epoch"), LAYERS[case][2]
     found = {(row["contender"], row["precision"]): row for row in rows}
-    assert set(found) == {(name, precision) for name in ("mggcn", "PyG gat") for precision in ("fp32", "tf32")}
-    assert found["mggcn", "fp32"]["losses"] == pytest.approx(found["PyG gat", "fp32"]["losses"], rel=1e-4)
+    assert set(found) == {(name, precision) for name in ("mggcn", f"PyG {kind}") for precision in ("fp32", "tf32")}
+    assert found["mggcn", "fp32"]["losses"] == pytest.approx(found[f"PyG {kind}", "fp32"]["losses"], rel=1e-4)
+
+
+def test_one_hub_has_as_many_edges_as_it_says() -> None:
+    """Fails if the hub lacks edges, has an edge twice or to itself, or another row is long, too."""
+    graph = generated(dataclasses.replace(SYNTHETIC["one-hub"], features=1), "one-hub")
+    degrees = np.diff(graph.adj.indptr.array())
+    assert degrees.max() == 20_000
+    assert np.partition(degrees, -2)[-2] < 100
+    indices, rows = graph.adj.indices.array(), np.repeat(np.arange(graph.num_vertices), degrees)
+    keys, mirrored = rows * graph.num_vertices + indices, indices.astype(np.int64) * graph.num_vertices + rows
+    assert np.all(np.diff(keys) > 0)
+    assert np.array_equal(keys, np.sort(mirrored))
+    assert not np.any(rows == indices)
+    assert workload("one-hub", 0.01).hub == 200
+
+
+def test_rows_of_edges_that_do_not_fit_are_refused(toy: Settings, tmp_path: Path) -> None:
+    """Fails if PyG's layers begin an epoch whose rows of edges the card has no room for: the process would end."""
+    graph = open_store(find_store("one-hub", toy.scale, toy.cache, toy.data))
+    with open(tmp_path / "rows", "w") as log:
+        lab = Lab(toy, log)
+        lab.free_bytes = lambda: 1  # type: ignore[method-assign]  # a card without memory
+        for kind in ("gat", "sage-max"):
+            with pytest.raises(ValueError, match="its messages need about"):
+                Peer(lab, graph, (256, 256), {}, kind, 0.01)
 
 
 def test_accuracy(toy: Settings, tmp_path: Path) -> None:

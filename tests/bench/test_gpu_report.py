@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -9,10 +11,10 @@ import pytest
 from bench.gpu import predict as gpu_predict
 from bench.gpu import report as gpu_report
 from bench.gpu import report_products
-from bench.gpu.graphs import CASES
+from bench.gpu.graphs import CASES, LAYERS
 from bench.gpu.predict import epoch_work, from_ceilings, plan_case, total
-from bench.gpu.tasks import digest
-from bench.peers.attention import HEADS
+from bench.gpu.tasks import ORDER, Task, digest
+from bench.peers.attention import EDGE_ROWS, HEADS, MODELS, SCATTER
 from mggcn.cost.machine import find_machine
 from mggcn.planning.op_cost import training_cost
 
@@ -179,15 +181,50 @@ def test_measured_ceilings_replace_assumed_ones() -> None:
 
 
 def test_goals_are_predicted() -> None:
-    """Fails if a goal is another one than the report's, has no prediction, or PyG's GAT moves less than its edges' rows."""
+    """Fails if a goal is another one than the report's, is of a case that is not measured or has no prediction, or PyG's
+    layers move less than their edges' rows.
+    """
     text = gpu_predict.terms_table(gpu_predict.h200())
     for graph, precision, goal in gpu_predict.GOALS:
-        case = "arxiv-hubs gat 3x256" if precision == "gat" else f"{graph} 3x256"
-        assert gpu_report.goal_of(case, "fp32" if precision == "gat" else precision) == goal
-        assert f"times as fast, goal {goal:g}" in text
-    plan = gpu_predict.gat_plan("arxiv-hubs")
-    edges = plan.ranks[0].nnz
-    widths = (256, 256, gpu_predict.HEADS * 40)
-    moved = sum(gpu_predict.moved(of) for _, of in gpu_predict.pyg_gat_work(plan))
-    assert moved > 14 * edges * 4 * sum(widths)
-    assert gpu_predict.HEADS == HEADS
+        layers = precision in gpu_predict.PEERS
+        case = f"{graph} {precision} 3x256" if layers else f"{graph} 3x256"
+        assert Task("epoch", case, graph) in ORDER
+        assert (LAYERS[case][0] if layers else CASES[case][0]) == graph
+        assert gpu_report.goal_of(case, "fp32" if layers else precision) == goal
+        assert re.search(rf"\| {graph}, {precision} \| +\| all \|.* times as fast, goal {goal:g}", text)
+    assert {f"{graph} {kind} 3x256" for graph, kind, _ in gpu_predict.GOALS if kind in gpu_predict.PEERS} == set(LAYERS)
+
+
+def test_terms_name_the_rates_that_they_rest_on() -> None:
+    """Fails if a rate of the machine's file changes and the table still names the old one."""
+    device, works = (
+        gpu_predict.h200(),
+        dict(epoch_work(plan_case("arxiv-like", (256, 256), "bf16"), gpu_predict.h200())),
+    )
+    text = gpu_predict.terms_table(device)
+    assert f"{device.gemm['fp32'] / 1e12:g} TFLOP/s by cuBLAS in fp32, own {device.fused['fp32'] / 1e12:g}" in text
+    dense = [work for of in works.values() for work in of if work.kind == "dense"]
+    other = dataclasses.replace(device, gemm={"bf16": 7e12}, fused={"bf16": 5e12}, fused_grad={"bf16": 3e12})
+    assert gpu_predict.rests_on(dense, other, own=True) == "7 TFLOP/s by cuBLAS in bf16, own 5 and 3 with what follows"
+    assert gpu_predict.rests_on(dense, other, own=False) == "7 TFLOP/s by cuBLAS in bf16"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "widths"),
+    [("gat", 14, (256, 256, HEADS * 40)), ("sage-max", 18, (128, 256, 256))],
+)
+def test_peers_layers_move_rows_of_edges(kind: str, rows: int, widths: tuple[int, ...]) -> None:
+    """Fails if PyG's layers are taken to move less than their edges' rows, or other layers are planned than measured."""
+    plan = gpu_predict.layers_plan("arxiv-hubs", kind)
+    moved = sum(gpu_predict.moved(of) for _, of in gpu_predict.PEERS[kind](plan))
+    assert rows < moved / (plan.ranks[0].nnz * 4 * sum(widths)) < 1.5 * rows
+    assert gpu_predict.MODELS[kind] == MODELS[kind]
+    assert gpu_predict.EDGE_ROWS[kind] == EDGE_ROWS[kind, SCATTER]
+
+
+def test_hub_epochs_are_predicted_beside_measured_ones() -> None:
+    """Fails if the report has no prediction beside a measured epoch of layers on a graph with hubs."""
+    rows: Rows = [{"kind": "start", "settings": {"scale": 1.0}}]
+    found = gpu_report.predictions("one-hub sage-max 3x256", rows, {"ceilings": [{"kind": "start", "device": {}}]})
+    assert list(found) == ["fp32"]
+    assert found["fp32"] > 0
