@@ -30,7 +30,13 @@ FLAGS = {
         "auto, single, threads, gloo or nccl; auto: from 2 ranks on gloo, on GPUs nccl",
     ),
     "--device": ("run", "device", "cpu or cuda"),
-    "--precision": ("run", "precision", "fp32, fp64, bf16 or mixed; on a GPU also tf32"),
+    "--precision": (
+        "run",
+        "precision",
+        "fp32, fp64, bf16 or mixed; on a GPU also tf32. On GPUs of capability 9.0 with Triton, layers of fp32 and mixed "
+        "are products on tensor cores, each as three of TF32 (tf32x3); elsewhere, and for gradients of weights, they are "
+        "cuBLAS's without tensor cores",
+    ),
     "--order": (
         "run",
         "order",

@@ -115,6 +115,7 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         assert "model.dropout=0.0 (in [0, 1))" in text
         assert "(1 or more, default: 200)" in text
         assert "--spmm" not in text
+        assert "fp32 and mixed are products on tensor cores, each as three of TF32 (tf32x3)" in " ".join(text.split())
 
 
 def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mggcn
-from mggcn.assemble.plan import plan_graph, resolve
+from mggcn.assemble.plan import plan_graph, plan_shape, resolve
 from mggcn.backend.gather_rates import CacheRates
 from mggcn.cli.entry import main
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
@@ -21,6 +21,8 @@ from mggcn.graph.generate import community
 from mggcn.graph.links import split_links
 from mggcn.graph.store import open_store, write_store
 from mggcn.partition.cache.cuts import is_kept, kept_in
+from mggcn.planning.cost_text import narrow_messages, seconds_text
+from mggcn.planning.op_cost import training_cost
 from mggcn.planning.select import Row, choice_dict, choice_lines
 from mggcn.planning.shape import graph_shape
 from mggcn.runs import auto
@@ -311,6 +313,40 @@ def test_memory_decides_first() -> None:
     assert config.run.strategy == least
     with pytest.raises(PlanError, match="no exact strategy fits"):
         resolve_auto_shape(base, shape, 0.0, machine, 2**20)
+
+
+@pytest.mark.parametrize(
+    ("machine", "precision", "strategy"),
+    [("dgx-h100", "fp32", "broadcast"), ("dgx-h100", "mixed", "broadcast"), ("hgx-h200", "mixed", "halo")],
+)
+def test_halo_and_mixed_are_weighed_where_links_bound_an_epoch(machine: str, precision: str, strategy: str) -> None:
+    """Fails if papers100M's extents on eight GPUs take halo where it does not fit, or broadcast where halo fits, or what
+    mixed would gain is not said.
+    """
+    shape = shape_of(111_059_956, 3_231_371_744, 128, 172, num_training=1_207_179)
+    on, model = find_machine(machine), ModelConfig(hidden=(208, 208))
+    base = Config(model=model, run=RunConfig(ranks=8, strategy="auto", device="cuda", precision=precision))  # type: ignore[arg-type]
+
+    def chosen(limit: int) -> tuple[Config, dict[str, Row]]:
+        config, choice = resolve_auto_shape(base, shape, 0.0, on, limit)
+        assert choice is not None
+        return config, {row.candidate.strategy: row for row in choice.rows}
+
+    limit = on.memory_per_rank(8)
+    config, rows = chosen(limit)
+    assert config.run.strategy == strategy
+    assert (rows["halo"].verdict == "fits") == (strategy == "halo")
+    assert rows["halo"].seconds < 0.6 * rows["broadcast"].seconds  # type: ignore[operator]
+    assert (rows["halo"].memory_bytes or 0) > (rows["broadcast"].memory_bytes or 0)
+    # With room for it, the same links ask for halo.
+    assert chosen(2**40)[0].run.strategy == "halo"
+    said = "\n".join(narrow_messages(plan_shape(config, shape, machine=on), on))
+    assert ("--precision mixed" in said) == (precision == "fp32")
+    if said:
+        mixed = dataclasses.replace(config, run=dataclasses.replace(config.run, precision="mixed"))
+        seconds = training_cost(plan_shape(mixed, shape, machine=on), on).seconds
+        assert seconds < 0.7 * (rows["broadcast"].seconds or 0)
+        assert seconds_text(seconds) in said
 
 
 def test_a_cut_is_compared_from_its_replication() -> None:
