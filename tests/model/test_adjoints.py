@@ -124,7 +124,7 @@ class UnweightedSums(edge_op.PartialSums):  # type: ignore[misc]
 
 
 def _of_first_relation(before: Any, self: relations.RelationSums, part: Any, g: Any) -> None:
-    before(self, dataclasses.replace(part, relation=0), g)
+    before(self, dataclasses.replace(part, spans=tuple((0, *rows) for _, *rows in part.spans)), g)
 
 
 def _coefficients(before: Any, self: RelationWeights, rt: Runtime, op: Op) -> None:

@@ -56,6 +56,8 @@ def filled_up(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Have batches filled up on the CPU, too."""
     for room in ("rank", "batches"):
         monkeypatch.setattr(f"mggcn.assemble.{room}.pads_batches", lambda config: bool(config.sample.batch))
+    # As where batches are filled up: features are gathered.
+    monkeypatch.setattr("mggcn.planning.decisions.may_read_stored", lambda config, shape: False)
     return monkeypatch
 
 
