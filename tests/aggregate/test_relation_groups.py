@@ -27,8 +27,9 @@ from mggcn.partition.rows.tiles import Tile
 from mggcn.planning.op_cost import items_by_op, training_cost
 from tests.backend.emulated import emulated_backend
 from tests.emulator import launches
+from tests.emulator.device import EmulatedDevice
 from tests.emulator.launches import CountingDevice
-from tests.graphs import on_ranks
+from tests.graphs import Trained, largest_error, on_ranks, one_epoch
 from tests.shapes import shape_of
 from tests.train.test_launches import epoch_nodes
 
@@ -270,3 +271,21 @@ def test_groups_take_the_memory_that_is_planned(strategy: str, ranks: int, monke
     said = sum(plan.regions["graph"] for plan in plans)
     # At most as many matrices as relations are planned for each tile, each with a row pointer more and a span.
     assert 0 <= said - sum(held) <= len(held) * 40 * 20
+
+
+@pytest.mark.parametrize("num_relations", [9, 40])
+def test_products_together_and_alone_train_the_same(num_relations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a relation of a group with products of its own meets other rows or another matrix, or is left out."""
+
+    def trained() -> list[Trained]:
+        return one_epoch(
+            config_of(1, "broadcast"), equal(num_relations, 30), device_of=lambda *_: EmulatedDevice(seed=7)
+        )
+
+    found = [trained()]
+    monkeypatch.setattr(relations, "GROUPED_FLOPS", 0.0)
+    found.append(trained())
+    monkeypatch.setattr(relations, "GROUPED_ROWS", 0)
+    (alone,) = trained()
+    for some in found:
+        assert largest_error(some, alone.loss, alone.grads, alone.logits) < 1e-5
