@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -342,23 +343,36 @@ def _relations(s: _Sizes, steps: Iterable[Step], op: Op, kind: Aggregate) -> lis
     # W_r and the result's zeros; backwards also those of the gradients of W_r, and two products that end with them.
     flop, calls = (3 * small, 5) if kind.backward else (small, 2)
     found = [Work(kind="dense", flop=flop, precision=s.precision, calls=calls)]
-    for step in steps:
-        tiles = [step] if isinstance(step, Multiply) else []
-        if isinstance(step, Stages):
-            tiles = [one for one in step.plain() if isinstance(one, Multiply)]
-        for tile in tiles:
-            found += _tile_relations(s, tile, weights.num_relations, kind.op)
+    for (rows, nnz), count in _tiles(steps).items():
+        for one in _tile_relations(s, rows, nnz, weights.num_relations, kind.op):
+            # As long as `count` of them, each of which streams its own bytes.
+            streamed, flop, calls = (count * number for number in (one.streamed, one.flop, one.calls))
+            span = one.span or one.streamed
+            found.append(dataclasses.replace(one, span=span, streamed=streamed, flop=flop, calls=calls))
     return found
 
 
-def _tile_relations(s: _Sizes, tile: Multiply, relations: int, op: Relational) -> list[Work]:
+def _tiles(steps: Iterable[Step]) -> Counter[tuple[int, int]]:
+    """Return how many tiles of an aggregation have so many rows and nonzeros."""
+    found = Counter[tuple[int, int]]()
+    for step in steps:
+        if isinstance(step, Multiply):
+            found[step.rows, step.nnz] += 1
+        elif isinstance(step, Stages):
+            rows = step.counts[step.rank]
+            # As `Stages.plain` lists them: neither its own nor the last.
+            found.update((rows, nnz) for stage, nnz in enumerate(step.nnz[:-1]) if stage != step.rank)
+    return found
+
+
+def _tile_relations(s: _Sizes, rows: int, nnz: int, relations: int, op: Relational) -> list[Work]:
     """Return the work of one tile's relations beside one product with its edges."""
     d, e = op.d_in, op.d_out
-    of = dataclasses.replace(s, rows=min(tile.nnz, tile.rows * relations))
+    of = dataclasses.replace(s, rows=min(nnz, rows * relations))
     if not of.rows:
         return []
     there = min(relations, of.rows)
-    alone, groups = num_parts(of.rows, there, tile.rows, groups=s.groups)
+    alone, groups = num_parts(of.rows, there, rows, groups=s.groups)
     parts, together = alone + groups, 0 < groups < there and multiplied_together(of.rows, there, d, e)
     moved, products = s.row(d) + 2 * s.row(e), parts if together or not groups else alone + there
     # What is left of relations in blocks of their own counts as those do.
