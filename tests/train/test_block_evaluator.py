@@ -183,9 +183,9 @@ def test_rows_that_no_score_depends_on_are_left_out() -> None:
     config, computed = batches(config_of(1, KINDS["sage"])), list[range]()
     compute = BlockEvaluator._compute
 
-    def watched(self: BlockEvaluator, stage: Any, program: Any, span: range, required: Any) -> None:
+    def watched(self: BlockEvaluator, stage: Any, program: Any, span: range, required: Any, seed: int) -> None:
         computed.append(span)
-        compute(self, stage, program, span, required)
+        compute(self, stage, program, span, required, seed)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(BlockEvaluator, "_compute", watched)
