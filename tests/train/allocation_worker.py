@@ -212,7 +212,7 @@ def evaluation_of(rank: Rank, make: Callable[[], SplitScores | None], plant: boo
     """Make an evaluation by blocks and run it twice: the bytes that it holds at most, and those of its regions."""
     first = rank.trainer._by_blocks
     assert first is not None
-    first.run()  # what kernels keep is there
+    first.run(0)  # what kernels keep is there
     WATCH.watch_hold()
     scores = make()
     assert scores is not None
@@ -221,7 +221,7 @@ def evaluation_of(rank: Rank, make: Callable[[], SplitScores | None], plant: boo
         tile, evaluator = BlockEvaluator._tile, scores._evaluator
         evaluator._tile = lambda *a: (torch.zeros(1 << 20), tile(evaluator, *a))[1]  # type: ignore[method-assign]  # the fault
     for _ in range(2):
-        scores.run()
+        scores.run(0)
     regions = rank.plan.regions
     return {"most": WATCH.watch_most(), "planned": regions["evaluation by blocks"] + regions["kernel schedules"]}
 
