@@ -209,8 +209,10 @@ def test_a_planted_fault_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(RelationMeans, "begin", still)
     elif fault == "relation":
         forward = MixedMeans._forward
-        first = lambda part: dataclasses.replace(part, spans=tuple((0, a, b) for _, a, b in part.spans))  # noqa: E731
-        mixed = lambda self, part, h: forward(self, first(part), h)  # noqa: E731
+
+        def mixed(self: Any, part: Any, h: Any) -> Any:
+            return forward(self, dataclasses.replace(part, spans=tuple((0, a, b) for _, a, b in part.spans)), h)
+
         monkeypatch.setattr(MixedMeans, "_forward", mixed)
     else:
         upload = by_relation.upload_tile
