@@ -38,11 +38,11 @@ ANY = 2**62
 
 DEVICES = {
     # Python, torch, its math libraries and their work space, without pages of files, which the system takes back as it
-    # needs: 167 MiB once torch is imported, 166 to 174 with what allocators keep of set-up (torch 2.13, glibc 2.36),
-    # and 2 more where Python compiles what it imports.
+    # needs: 167 MiB once torch is imported, 166 to 174 with what allocators keep of set-up (torch 2.13, glibc 2.36), 179
+    # where Python compiles what it imports, at the first start after an installation.
     # 2048 rows: 2 MiB at width 256.
     "cpu": DeviceModel(
-        process_bytes=180 * MIB, rank_bytes=0, most_block_rows=2048, cache_bytes=ANY, partials=64, is_host=True
+        process_bytes=184 * MIB, rank_bytes=0, most_block_rows=2048, cache_bytes=ANY, partials=64, is_host=True
     ),
     # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 20 MiB: half of an A100's
     # L2, each half of which may hold a copy. An H100's 25 MiB give the same powers of two at most widths, so a plan is the

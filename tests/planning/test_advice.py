@@ -73,7 +73,7 @@ def test_absurd_numbers_of_ranks_are_refused_unplanned(
     with pytest.raises(PlanError, match="963 ranks cannot share the 962 vertices of small"):
         check_ranks(config_of(ranks=963), 962, "small", Room(lambda _: GIB))
     check_ranks(config_of(ranks=962), 962, "small", Room(lambda _: GIB))
-    shared = Room(lambda ranks: 1800 * MIB // ranks)
+    shared = Room(lambda ranks: 1840 * MIB // ranks)
     with pytest.raises(PlanError, match="use at most 10 ranks on this machine"):
         check_ranks(config_of(ranks=900), 962, "small", shared)
     check_ranks(config_of(ranks=10), 962, "small", shared)
