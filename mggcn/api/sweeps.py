@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,14 +65,16 @@ def sweep(
     Warns:
         UserWarning: There are fewer settings than `trials`; each is trained once.
     """
-    base = with_model(config, model, refusing_functions({**settings}))
+    named = refusing_functions({**settings})
     if not isinstance(grid, Mapping) or not all(isinstance(name, str) for name in grid):
         raise ConfigError(
             f'grid must be a dict of settings and their values, such as {{"lr": [0.1, 0.01]}}, got {grid!r}'
         )
     candidates = by_name((setting_name(name), _plain(values)) for name, values in grid.items())
     refuse_both(candidates, map(setting_name, settings))
-    space = Space(candidates, _plain(trials), base.train.seed, search=search, pruner=pruner)
+    space = Space(candidates, _plain(trials), search=search, pruner=pruner)
+    base = space.base(lambda point: with_model(config, model, {**named, **point}))
+    space = dataclasses.replace(space, seed=base.train.seed)
     found: Graph = graph if isinstance(graph, Graph) else load(graph)
     with temporary_folder() as temporary:
         store = store_folder(found)

@@ -191,16 +191,18 @@ def _flagged() -> list[tuple[str, str]]:
     return [*((table, key) for table, key, _ in FLAGS.values()), ("run", "timeline")]
 
 
-def read_settings(arguments: argparse.Namespace, below: Mapping[Path, Parts] | None = None) -> Config:
-    """Return the configuration that the flags describe. below: settings of files that all of them override.
-
-    Raises: ConfigError.
+def read_settings(
+    arguments: argparse.Namespace, below: Mapping[Path, Parts] | None = None, above: Mapping[str, Any] | None = None
+) -> Config:
+    """Return the configuration that the flags describe. below: settings of files that all of them override; above: by
+    table.key, which override them. Raises: ConfigError.
     """
     files = dict(below or {})
     if arguments.config is not None:
         files[arguments.config] = parts_of(read_tables(arguments.config, "configuration"), arguments.config)
     flags = {f"{table}.{key}": getattr(arguments, f"setting_{key}") for table, key in _flagged()}
-    return layered(files, arguments.set, {name: value for name, value in flags.items() if value is not None})
+    named = {name: value for name, value in flags.items() if value is not None}
+    return layered(files, arguments.set, {**named, **(above or {})})
 
 
 def given_settings(arguments: argparse.Namespace) -> set[str]:

@@ -104,7 +104,7 @@ def _new(a: argparse.Namespace) -> Sweep:
     space, base = read_space(a.grid)
     given = {name: getattr(a, name) for name in ("trials", "search", "pruner") if getattr(a, name) is not None}
     space = dataclasses.replace(space, **given)
-    config = read_settings(a, {a.grid: base})
+    config = space.base(lambda point: read_settings(a, {a.grid: base}, point))
     refuse_both(space.candidates, given_settings(a))
     store = store_path(a.store, a.root)
     sweep = make_sweep(space, config, open_store(store), store, a.out, a.at_once)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,25 @@ class Space:
         except ConfigError as error:
             raise ConfigError(f"{self.source}: {error}") from error
         return found
+
+    def base(self, make: Callable[[Settings], Config]) -> Config:
+        """Return the settings of all trials. make: checks them together, and with some of what varies.
+
+        They need not go together without what varies, such as a batch without fan-outs: the first point, which every trial
+        replaces, then stands for it. Raises: ConfigError.
+        """
+        try:
+            return make({})
+        except ConfigError as error:
+            alone = error
+        try:
+            self.check()
+            first = self._points()[0]
+            with naming_trial(first):
+                return make(first)
+        except ConfigError as error:
+            # What is wrong without the grid, too, is no fault of a trial.
+            raise alone if str(alone) in str(error) else ConfigError(f"{self.source}: {error}") from error
 
     def check(self) -> None:
         """Refuse options, settings or candidates that are not valid. Raises: ConfigError."""

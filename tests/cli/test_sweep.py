@@ -282,6 +282,34 @@ def test_what_varies_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (tmp_path / "out").exists()
 
 
+def test_what_all_trials_have_may_need_what_varies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a batch is refused for want of the fan-outs that the grid has, a trial keeps the first ones, or the message
+    is about the grid where it is not at fault."""
+    write_store(small(), tmp_path / "store")
+    file = tmp_path / "grid.toml"
+    file.write_text('[model]\nhidden = [4]\n[sample]\nbatch = 7\n[grid]\nsample.fanout = ["4,3", "all,2"]\n')
+    once = ("sweep", file, tmp_path / "store", "--epochs", 1, "--threads", 1, "--at-once", 1, "--quiet")
+    assert run_main(*once, "--out", tmp_path / "file") == 0
+    drawn = [from_toml(folder / "config.toml").sample for folder in sorted((tmp_path / "file" / "trials").iterdir())]
+    assert [(sample.batch, sample.fanout) for sample in drawn] == [(7, (4, 3)), (7, (-1, 2))]
+    assert run_main("sweep", "--resume", tmp_path / "file", "--quiet") == 0
+
+    monkeypatch.setattr(sweeps, "run_sweep", untrained)
+    found = mggcn.sweep(small(), {"fanout": [(4, 3), (2, 2)]}, mggcn.GCN(4), out=tmp_path / "python", batch=7)
+    assert [trial.settings for trial in found.trials] == [{"sample.fanout": [4, 3]}, {"sample.fanout": [2, 2]}]
+
+    file.write_text("[sample]\nbatch = 7\n[grid]\ntrain.lr = [0.1, 0.2]\n")
+    out = ("sweep", file, tmp_path / "store", "--out", tmp_path / "refused")
+    message = refused(capsys, *out)
+    assert f"{file}: sample.batch is 7, and sample.fanout is not set" in message
+    assert "the trial" not in message
+    file.write_text("[sample]\nbatch = 7\n[grid]\nsample.fanout = [[0, 1], [2, 3]]\n")
+    assert "[grid]: the trial sample.fanout=[0, 1] is refused: sample.fanout must be 1 or more" in refused(capsys, *out)
+    assert not (tmp_path / "refused").exists()
+
+
 def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a call without a grid, or with two meanings, starts."""
     assert "needs GRID, a TOML file, and STORE" in refused(capsys, "sweep")
