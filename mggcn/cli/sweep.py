@@ -116,6 +116,7 @@ def _new(a: argparse.Namespace) -> Sweep:
 def _line(trial: Trial, ended: int, total: int) -> str:
     metric = (trial.result or {}).get("metric")
     scores = ", ".join(f"{name} {metric} {score:.4f}" for name, score in trial.scores.items() if score is not None)
+    scores += " (SAMPLED)" * bool(trial.sampled)
     ending = trial.error if trial.pruned else f"failed: {trial.error}" if trial.error else scores
     return f"[{ended}/{total}] {printable(as_text(trial.settings))}: {ending} ({trial.seconds or 0:.1f} s)"
 
@@ -127,6 +128,7 @@ def answer(sweep: Sweep) -> dict[str, Any]:
             "trial": trial.number,
             "settings": trial.settings,
             "scores": trial.scores,
+            "evaluated_fanout": trial.sampled or None,
             "epochs": (trial.result or {}).get("epochs"),
             "seconds": trial.seconds,
             "error": trial.error or None,

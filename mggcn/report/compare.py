@@ -55,7 +55,7 @@ def write_comparison(runs: Sequence[Path], path: Path) -> Path:
 def write_sweep_page(sweep: Sweep, path: Path) -> Path:
     """Write the page of a sweep: the best trial's score, the table, the best trials' curves, and each pair of settings."""
     order = sweep.ranked
-    records, notes = [], []
+    records, notes = [], [f"{sweep.sampling[0].upper()}{sweep.sampling[1:]}."] if sweep.sampling else []
     for trial in [trial for trial in order if trial.result is not None][:COLOURS]:
         try:
             records.append((f"trial {trial.number}", read_run(trial_folder(sweep.folder, trial.number))))

@@ -36,6 +36,8 @@ def _check(result: Mapping[str, Any]) -> None:
             raise TypeError("its seconds and bytes are not numbers")
         if not isinstance(result.get("seconds_per_epoch"), int | float | None) or not isinstance(result["metric"], str):
             raise TypeError("its metric is not text, or its seconds are not a number")
+        if type(result.get("evaluated_fanout", 0)) is not int:
+            raise TypeError("its evaluated_fanout is not a whole number")
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
     except TypeError as error:

@@ -60,6 +60,8 @@ class RunStatus:
     checkpoint_age_s: float | None
     last: dict[str, Any] | None
     """The last row of the history."""
+    sampled: bool
+    """Whether scores are SAMPLED, over some drawn in-neighbours of each row (train.evaluate), and not exact."""
     ranks: tuple[RankStatus, ...]
 
 
@@ -107,6 +109,7 @@ def status_of(folder: Path) -> RunStatus:
         checkpoint_step=within,
         checkpoint_age_s=age,
         last=last,
+        sampled=config.train.evaluate == "sampled",
         ranks=ranks,
     )
 
@@ -192,6 +195,8 @@ def line_of(run: RunStatus) -> str:
         parts.append(f"{duration(run.left_s)} left")
     if run.last is not None:
         parts.append(f"loss {run.last['loss']:.4g}")
+    if run.sampled:
+        parts.append("scores are SAMPLED")
     return ", ".join(parts)
 
 

@@ -74,6 +74,11 @@ class Trial:
         return int(found[1]) if found else 0
 
     @property
+    def sampled(self) -> int:
+        """In-neighbours of a row over which its scores are SAMPLED (train.evaluate sampled); 0: they are exact."""
+        return int((self.result or {}).get("evaluated_fanout", 0))
+
+    @property
     def scores(self) -> dict[str, float | None]:
         """Scores at the best validation; of several repeats their means."""
         if self.result is None:
@@ -118,6 +123,18 @@ class Sweep:
         return [trial.row(self.metric) for trial in self.ranked]
 
     @property
+    def sampling(self) -> str:
+        """Which trials have SAMPLED scores, as a sentence without its full stop; "" if none has."""
+        numbers = [trial.number for trial in self.trials if trial.sampled]
+        if not numbers:
+            return ""
+        scored = sum(trial.result is not None for trial in self.trials)
+        which = f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+        of = "" if len(numbers) == scored else f" of {which}"
+        fanout = max(trial.sampled for trial in self.trials)
+        return f"scores{of} are SAMPLED over {fanout} in-neighbours a row: for a comparison, and not exact"
+
+    @property
     def best(self) -> Trial | None:
         """The trial with the best validation score; None if none has one."""
         scored = [trial for trial in self.trials if trial.scores["val"] is not None]
@@ -136,7 +153,7 @@ class Sweep:
         widths = {name: max(len(heads[name]), *(len(row[name]) for row in rows)) for name in names}
         lines = ["  ".join(f"{row[name]:<{widths[name]}}" for name in names) + f"  {row['reason']}" for row in rows]
         head = "  ".join(f"{heads[name]:<{widths[name]}}" for name in names)
-        return "\n".join(line.rstrip() for line in [head, *lines])
+        return "\n".join(line.rstrip() for line in [head, *lines, *filter(None, [self.sampling])])
 
 
 def _rank(trial: Trial) -> tuple[bool, float, bool, int]:

@@ -155,6 +155,31 @@ def test_sweeps_over_fan_outs_and_batches(community: Path, tmp_path: Path) -> No
     assert run_main("sweep", file, community, "--out", tmp_path / "file", "--quiet") == 0
 
 
+def test_sampled_scores_of_a_sweep_are_marked(
+    community: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if a table, its page or the answer in JSON shows sampled scores as exact, or exact ones as sampled."""
+    file, out = tmp_path / "grid.toml", tmp_path / "sweep"
+    settings = "[model]\nhidden = [4]\n[sample]\nbatch = 50\nfanout = [3, 3]\n[train]\nepochs = 1\n[run]\nthreads = 1\n"
+    file.write_text(settings + '[grid]\ntrain.evaluate = ["sampled", "blocks"]\n')
+    assert run_main("sweep", file, community, "--at-once", 1, "--out", out) == 0
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("scores of")]
+    assert line == "scores of trial 1 are SAMPLED over 20 in-neighbours a row: for a comparison, and not exact"
+    assert [line.partition(": ")[0] for line in said.splitlines() if "(SAMPLED)" in line] == [
+        "[1/2] train.evaluate=sampled"
+    ]
+    assert run_main("report", out) == 0
+    page = next(out.rglob("index.html")).read_text()
+    assert "Scores of trial 1 are SAMPLED over 20" in page
+    capsys.readouterr()
+    assert run_main("sweep", "--resume", out, "--json") == 0
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert {trial["trial"]: trial["evaluated_fanout"] for trial in trials} == {1: 20, 2: None}
+    assert run_main("status", out) == 0
+    assert [line.endswith("scores are SAMPLED") for line in capsys.readouterr().out.splitlines()] == [True, False]
+
+
 def test_batches_from_python(community: Path, tmp_path: Path) -> None:
     """Fails if Trainer trains other batches than the command, or evaluates, predicts or resumes otherwise."""
     graph = open_store(community)
@@ -256,6 +281,8 @@ def test_sampled_scores_are_marked(
     assert json.loads((tmp_path / "run" / "result.json").read_text())["evaluated_fanout"] == 20
     assert run_main("report", tmp_path / "run") == 0
     assert "Scores are SAMPLED" in (tmp_path / "run" / "report" / "index.html").read_text()
+    assert run_main("status", tmp_path / "run") == 0
+    assert "scores are SAMPLED" in capsys.readouterr().out
 
     assert run_main("train", community, *given, "--epochs", "2", "--out", tmp_path / "half") == 0
     assert run_main("train", "--resume", tmp_path / "half", "--epochs", "4") == 0
