@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bench import graphs, run_all
 from bench.contest import Case
-from bench.cpu import epochs, libra, predictions, ranks, threads, variants
+from bench.cpu import batch_ranks, epochs, libra, predictions, ranks, threads, variants
 from bench.report import ROOT
 from mggcn.cost.machine import MACHINES
 from mggcn.graph.generate import community
@@ -146,6 +148,19 @@ def test_ranks(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> N
     assert found["threads"]["2 x 1, threads"][0]["seconds_per_epoch"] > 0
     late, prompt = (min(found["lag"][f"cd-0, {lag} s"]) for lag in ("0.02", "0"))
     assert late > prompt + 0.02
+
+
+@pytest.mark.slow
+def test_ranks_on_batches(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run trains on other batches than the others, or cannot be told from one on more cores."""
+    monkeypatch.setattr(batch_ranks, "GRAPHS", ("community",))
+    monkeypatch.setattr(batch_ranks, "BATCH", 20)
+    before = os.sched_getaffinity(0)
+    found = run("cpu.batch_ranks", "--rounds", "1")["runs"]["community"]
+    assert os.sched_getaffinity(0) == before
+    assert list(found) == list(batch_ranks.RUNS)
+    scores = [[rows[0]["final"][split] for split in ("train", "val", "test")] for rows in found.values()]
+    np.testing.assert_allclose(scores, [scores[0]] * len(scores), atol=0.05)
 
 
 @pytest.mark.slow

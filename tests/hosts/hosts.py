@@ -129,8 +129,8 @@ class Host(Space):
             self.run("mount", "-o", "remount,bind,ro", target)
 
     def listeners(self) -> list[str]:
-        """Return `address:port` of every TCP socket that listens here."""
-        return sorted(line.split()[3] for line in self.run("ss", "-Hltn").splitlines())
+        """Return `address:port` of every TCP and UDP socket that listens here."""
+        return sorted(line.split()[4] for line in self.run("ss", "-Hltun").splitlines())
 
 
 class Hosts:

@@ -202,3 +202,17 @@ def test_what_listens_under_torchrun(store: Path, hosts: Hosts, tmp_path: Path) 
     assert "*:29500" in rest["a"], found
     assert len(rest["a"]) == 2, found
     assert all(where.startswith("*:") for where in rest["a"]), found
+
+
+def test_what_listens_on_one_machine(store: Path, hosts: Hosts, tmp_path: Path) -> None:
+    """Fails if ranks that mggcn itself starts listen where other machines reach them, or meet over the network."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "mggcn", *words(store, out, WITHOUT_END), "--ranks", 2, "--transport", "gloo"]
+    started = hosts.hosts["a"].start(*command, out=tmp_path / "alone")
+    give_up_at = time.monotonic() + 90
+    while rows(out) <= 5:
+        assert started.poll() is None, (tmp_path / "alone.err").read_text()
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+    found = hosts.hosts["a"].listeners()
+    assert [where.rpartition(":")[0] for where in found] == ["127.0.0.1", "127.0.0.1"], found

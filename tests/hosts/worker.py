@@ -67,8 +67,8 @@ def listen(number: int, folder: Path) -> int:
     """Write down which sockets of this host listen once the ranks have met, and which interface gloo was told."""
     comm = connect_torchrun(60.0)
     comm.barrier()
-    lines = subprocess.run(["ss", "-Hltn"], check=True, capture_output=True, text=True).stdout.splitlines()
-    found = {"listeners": sorted(line.split()[3] for line in lines), "interface": os.environ["GLOO_SOCKET_IFNAME"]}
+    lines = subprocess.run(["ss", "-Hltun"], check=True, capture_output=True, text=True).stdout.splitlines()
+    found = {"listeners": sorted(line.split()[4] for line in lines), "interface": os.environ["GLOO_SOCKET_IFNAME"]}
     (folder / f"listen-{number}.json").write_text(json.dumps(found))
     comm.barrier()
     comm.close()
