@@ -28,6 +28,7 @@ from bench.report import ROOT, listed, parse, surroundings, table, write_report
 from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import Config, from_tables
 from mggcn.config.files import from_toml
+from mggcn.files import write_text
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.store import open_store
 from mggcn.runs.train import prepare_run, run_training
@@ -176,15 +177,21 @@ def measure(what: str, name: str, args: Any) -> dict[str, Any]:
     """All runs of a graph: contenders alternate, so that what else the machine does meets all of them."""
     experiment = EXPERIMENTS[what]
     labels = listed(args.runs, list(experiment.runs))
-    runs: dict[str, list[dict[str, float]]] = {label: [] for label in labels}
+    runs: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
     store = store_of(name, args)
+    kept = json.loads(args.kept.read_text()) if args.kept is not None and args.kept.exists() else {}
     for seed in range(1, 1 + (args.seeds or experiment.graphs[name])):
         graph = open_store(store)
         graph = divided(graph, seed) if experiment.divided else graph
         for label in labels:
             train = {"seed": seed} | ({"epochs": args.epochs} if args.epochs else {})
-            runs[label].append(trained(graph, config_of(what, name, label, train, args.threads)))
-            print(what, name, seed, label, runs[label][-1]["best"], file=sys.stderr)
+            key = f"{what}, {name}, {label}, {train}"
+            if key not in kept:
+                kept[key] = trained(graph, config_of(what, name, label, train, args.threads))
+                print(what, name, seed, label, kept[key]["best"], file=sys.stderr)
+                if args.kept is not None:
+                    write_text(args.kept, json.dumps(kept))
+            runs[label].append(kept[key])
     return {"graph": name, "runs": runs, "sent": sent(what, name, store) if what == "precisions" else {}}
 
 
@@ -295,6 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
         "runs": {"default": "", "help": "names of some of the settings (default: all)"},
         "seeds": {"type": int, "default": 0, "help": "0: as published"},
         "epochs": {"type": int, "default": 0, "help": "fewer, to see that it runs; 0: the recipes'"},
+        "kept": {"type": Path, "help": "file of finished runs, which are not run again: a call that was ended goes on"},
     }
     args = parse(__doc__, "threads", "data", "cache", arguments=arguments, **own)
     whats = listed(args.what, list(EXPERIMENTS))

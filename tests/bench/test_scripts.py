@@ -195,10 +195,20 @@ def test_strategies(run: Callable[..., Record]) -> None:
     assert found["bytes_sent"] == found["planned_bytes"]
 
 
-def test_accuracy(run: Callable[..., Record], data_root: Path) -> None:
-    arguments = ("--what", "precisions", "--graphs", "cora", "--seeds", "1", "--epochs", "2", "--data", str(data_root))
-    (row,) = run("cpu.accuracy", *arguments, shared="cache")["precisions"]
+def test_accuracy(run: Callable[..., Record], data_root: Path, tmp_path: Path) -> None:
+    """Fails if runs of an earlier call are lost, or made anew."""
+    kept = tmp_path / "kept.txt"
+    some = ("--what", "precisions", "--graphs", "cora", "--seeds", "1", "--epochs", "2", "--data", str(data_root))
+    arguments = ("cpu.accuracy", *some, "--kept", str(kept))
+    (row,) = run(*arguments, shared="cache")["precisions"]
     assert list(row["runs"]) == ["fp32", "mixed", "bf16"]
+    runs = json.loads(kept.read_text())
+    assert list(runs.values()) == [one for of in row["runs"].values() for one in of]
+    kept.write_text(json.dumps({key: one | {"best": 0.125} for key, one in runs.items()}))
+    for report in tmp_path.glob("accuracy*.json"):
+        report.unlink()
+    (again,) = run(*arguments, shared="cache")["precisions"]
+    assert [of[0]["best"] for of in again["runs"].values()] == [0.125] * 3
     assert row["sent"]["halo 128x128"]["mixed"] < row["sent"]["halo 128x128"]["fp32"]
 
 
