@@ -77,6 +77,7 @@ MORE: dict[str, list[str]] = {
         "sample.macro=2",
     ],
     "edges from owners": ["--ranks", "2", "--transport", "threads", "--set", "sample.rows=parts"],
+    "features where they are stored": ["--set", "model.kind=sage", "--set", "model.hidden=70"],  # wider than features
 }
 
 
@@ -99,6 +100,8 @@ def test_an_interrupted_run_goes_on_within_an_epoch(
     assert 0 < progress["step"] < progress["steps"]
     trainer = mggcn.Trainer.from_run(parts, open_store(community))
     assert f"{progress['step']} steps are saved" in repr(trainer)
+    reads = "the first sums read features where they are stored" in str(trainer.plan)
+    assert reads == (name == "features where they are stored")
     assert run_main("train", "--resume", parts, "--quiet") == 0
     assert without_counts(parts) == without_counts(whole)
     assert same_tensors(parts, whole)
