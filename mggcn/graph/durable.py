@@ -28,7 +28,7 @@ def write_array(path: Path, rows: Rows) -> FileDigest:
     """Write one array as `.npy`; return the SHA-256 of the file and of its blocks. Raises: OSError."""
     hasher = Hasher()
     with path.open("xb", buffering=0) as file:  # in a folder that is new
-        _reserve(file.fileno(), npy_nbytes(rows))
+        reserve(file.fileno(), npy_nbytes(rows))
         for piece in npy_chunks(rows):
             hasher.update(piece)
             view = memoryview(piece)
@@ -38,7 +38,7 @@ def write_array(path: Path, rows: Rows) -> FileDigest:
     return hasher.finish()
 
 
-def _reserve(descriptor: int, nbytes: int) -> None:
+def reserve(descriptor: int, nbytes: int) -> None:
     """Reserve disk space, so that a full disk fails before hours of writing; some file systems cannot."""
     try:
         os.posix_fallocate(descriptor, 0, nbytes)

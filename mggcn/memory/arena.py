@@ -124,10 +124,17 @@ def live_ranges(buffers: Iterable[BufferSpec], uses: Sequence[Use], outside: Con
 def place(buffers: Iterable[BufferSpec], uses: Sequence[Use], outside: Container[str] = ()) -> ArenaPlan:
     """Give every buffer an offset such that buffers that live at the same time never overlap. outside: as `live_ranges`.
 
-    Greedy first fit in three orders (size, length of life, start), the smallest arena wins; deterministic.
-    Cost: O(B^2) for B buffers. Raises: PlanError as live_ranges.
+    Cost: as `pack`. Raises: PlanError as live_ranges.
     """
-    ranges = live_ranges(buffers, uses, outside)
+    return pack(live_ranges(buffers, uses, outside))
+
+
+def pack(ranges: Sequence[Placement]) -> ArenaPlan:
+    """Give every buffer of known live range an offset, whatever it had.
+
+    Greedy first fit in three orders (size, length of life, start), the smallest arena wins; deterministic.
+    Cost: O(B^2) for B buffers.
+    """
     orders: tuple[Callable[[Placement], tuple[int, ...]], ...] = (
         lambda p: (-p.spec.nbytes, p.first),
         lambda p: (p.first - p.last, -p.spec.nbytes, p.first),
