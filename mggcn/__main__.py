@@ -10,11 +10,13 @@ from typing import NoReturn
 
 from mggcn import output
 from mggcn.comm.failure import Stopped, by_signal, signal_of, stops
+from mggcn.host import settle_malloc
 
 
 def main() -> int:
     """Run the command. SIGINT, SIGTERM and SIGHUP unwind it where nothing is to be saved; one that is ignored stays so."""
     output.settle()
+    settle_malloc()
     try:
         for number in stops():
             if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):

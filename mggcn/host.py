@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -45,6 +47,53 @@ def python(module: str, flags: Sequence[str] = ()) -> list[str]:
     """
     found = f"import runpy, sys; sys.path.append({str(PACKAGE)!r}); runpy.run_module({module!r}, run_name='__main__')"
     return [sys.executable, *flags, "-P", "-c", found]
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MAPPED_ALONE = 4 << 20
+"""Bytes from which malloc maps a chunk alone, and gives it back when it is freed; twice as many of the heap it may keep."""
+
+
+def settle_malloc() -> None:
+    """Have malloc keep no more freed memory than it does at first. Does nothing without glibc, or where its own variables,
+    MALLOC_..., are set. For processes that are mggcn's.
+
+    Once glibc has freed a chunk of some MiB, it takes others of up to its size from its heaps, one for each thread, and
+    keeps twice as much in each (mallopt(3), "dynamic mmap threshold"): 24 MiB of what set-up reads at a time stayed beside
+    the epochs' memory.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    with contextlib.suppress(AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, MAPPED_ALONE)
+        library.mallopt(M_TRIM_THRESHOLD, 2 * MAPPED_ALONE)
+
+
+def release_freed() -> None:
+    """Give back to the system what malloc keeps of freed memory. Does nothing without glibc. Cost: some milliseconds."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def compiles_modules(module: str = "torch") -> bool:
+    """Return whether Python compiles a module for this process, or would, and so the others of its package: at the first
+    start after an installation, or at every start where the result cannot be written.
+    """
+    try:
+        found = importlib.util.find_spec(module)
+        return found is not None and found.cached is not None and Path(found.cached).stat().st_mtime > _started()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _started() -> float:
+    """Return when this process began, in seconds since the epoch."""
+    # The name, in brackets, may hold spaces; the 22nd field counts from the boot.
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def die_with_parent(parent: int) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 import torch
 
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.host import mapped_bytes, process_bytes, user_cache
+from mggcn.host import compiles_modules, mapped_bytes, process_bytes, user_cache
 from tests.cli.runs import run_main
 
 
@@ -98,3 +102,54 @@ def test_a_peak_is_remembered_when_files_are_read_after_it(tmp_path: Path) -> No
     assert peak > size
     assert process_bytes("VmHWM") - mapped_bytes() < peak - size // 2
     assert backend.peak_bytes() == peak
+
+
+KEEPS = """
+import sys, threading
+from mggcn.host import process_bytes, release_freed, settle_malloc
+import numpy as np
+def transients():
+    for size in (24, 20):  # the second one comes from a heap that the first one's size has opened to it
+        array = np.ones(size << 20, np.uint8)
+        small = bytes(10)
+        del array
+if "settle" in sys.argv:
+    settle_malloc()
+before = process_bytes("VmRSS")
+thread = threading.Thread(target=transients)
+thread.start() if "thread" in sys.argv else transients()
+if "thread" in sys.argv:
+    thread.join()
+if "release" in sys.argv:
+    release_freed()
+print(process_bytes("VmRSS") - before >> 20)
+"""
+
+
+@pytest.mark.parametrize("how", ["settle", "release", "settle thread"])
+def test_malloc_keeps_nothing_of_what_set_up_freed(how: str) -> None:
+    """Fails if chunks of some MiB that were freed stay with the process, as glibc has it (mallopt)."""
+
+    def kept(*words: str) -> int:
+        # The environment of a test may settle malloc itself.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        command = [sys.executable, "-c", KEEPS, *words]
+        return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+    if kept(*(["thread"] if "thread" in how else [])) < 16:
+        pytest.skip("this C library gives freed memory back by itself")
+    assert kept(*how.split()) < 4
+
+
+def test_modules_that_this_process_compiles_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a first start is not told from later ones, by which a plan says what the runtime takes."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "never_compiled.py").write_text("")
+    assert compiles_modules("never_compiled")
+    cached = Path(importlib.util.cache_from_source(str(tmp_path / "never_compiled.py")))
+    cached.parent.mkdir()
+    cached.write_bytes(b"")
+    assert compiles_modules("never_compiled")
+    os.utime(cached, (1e9, 1e9))
+    assert not compiles_modules("never_compiled")
+    assert not compiles_modules("no_such_module_anywhere")

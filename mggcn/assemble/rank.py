@@ -45,6 +45,7 @@ from mggcn.feed.labels import read_labels
 from mggcn.feed.norm_scales import NormScales
 from mggcn.graph.csr import Graph
 from mggcn.graph.splits import SPLITS, evaluated_rows
+from mggcn.host import release_freed
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import REAL, TF32_PARTS, not_captured
 from mggcn.model.runtime import Inputs, Rows, Target
@@ -165,6 +166,7 @@ def make_rank(
     inputs, learned = _learned_rows(context, inputs)
     # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
     aggregations = _build_aggregations(context)
+    release_freed()
     runtime = _allocate_runtime(context, inputs, aggregations, learned)
     # A X, once, where X was.
     if rank_plan.setup:
@@ -187,6 +189,7 @@ def make_rank(
         if not pads_batches(config):
             load = pair_loader(config, graph, runtime, load, room).load
         ranking = link_scores(config, graph, rank_plan, runtime, context.local_index, counted)
+    release_freed()
     trainer = RankTrainer(
         config,
         rank_plan,

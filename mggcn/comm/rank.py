@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from mggcn.comm.failure import STOP_CODES, STOPS, Interrupted, Report, out_of_memory, signal_of, stops
 from mggcn.errors import BackendError, CommError, ConfigError, MggcnError, one_line, printable, shown
-from mggcn.host import die_with_parent
+from mggcn.host import die_with_parent, settle_malloc
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
@@ -45,6 +45,7 @@ def rank_main(
     ranks: they meet once more, and leave with its exit code. With transport nccl, body calls `use_stream`.
     """
     die_with_parent(int(parent_path(rendezvous.parent).read_text()))
+    settle_malloc()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
     def join() -> Communicator:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mggcn.backend.cpu.cores import usable_cores
 from mggcn.config import Config, RunConfig
+from mggcn.host import compiles_modules
 from mggcn.memory.units import MIB
 
 
@@ -32,17 +33,18 @@ class DeviceModel:
         return min(self.most_block_rows, 1 << fitting.bit_length() - 1)
 
 
+COMPILING_BYTES = 6 * MIB
+"""What a process has beside `process_bytes` where Python compiles what it imports: 179 MiB in all (torch 2.13)."""
 TILE_ROWS = 128
 """Rows of the result that a block of threads computes in cuBLAS's products."""
 ANY = 2**62
 
 DEVICES = {
     # Python, torch, its math libraries and their work space, without pages of files, which the system takes back as it
-    # needs: 167 MiB once torch is imported, 166 to 174 with what allocators keep of set-up (torch 2.13, glibc 2.36), 179
-    # where Python compiles what it imports, at the first start after an installation.
+    # needs: 167 MiB once torch is imported, 166 to 174 with what allocators keep of set-up (torch 2.13, glibc 2.36).
     # 2048 rows: 2 MiB at width 256.
     "cpu": DeviceModel(
-        process_bytes=184 * MIB, rank_bytes=0, most_block_rows=2048, cache_bytes=ANY, partials=64, is_host=True
+        process_bytes=176 * MIB, rank_bytes=0, most_block_rows=2048, cache_bytes=ANY, partials=64, is_host=True
     ),
     # Context, cuBLAS and kernels of a process; cuBLAS takes 32 MiB of work space per stream. 20 MiB: half of an A100's
     # L2, each half of which may hold a copy. An H100's 25 MiB give the same powers of two at most widths, so a plan is the
@@ -57,6 +59,12 @@ DEVICES = {
         is_host=False,
     ),
 }
+
+
+def runtime_bytes(device: str) -> int:
+    """Return the bytes of a process of this machine before it holds any data."""
+    return DEVICES[device].process_bytes + COMPILING_BYTES * compiles_modules()
+
 
 STORAGE = {"fp32": "fp32", "tf32": "fp32", "mixed": "fp32", "bf16": "bf16", "fp64": "fp64"}
 """Type of activations and gradients of activations that stay on a rank by run.precision."""

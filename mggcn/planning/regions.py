@@ -23,7 +23,7 @@ from mggcn.backend.cuda.sizes import cusparse_bytes, even_schedule_bytes, schedu
 from mggcn.config import Config
 from mggcn.errors import BackendError
 from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, BufferSpec, operand_nbytes
-from mggcn.memory.device import DEVICES, REAL, STORAGE, threads_of
+from mggcn.memory.device import DEVICES, REAL, STORAGE, runtime_bytes, threads_of
 from mggcn.memory.units import MIB
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.kinds.aggregate import Aggregate
@@ -133,7 +133,7 @@ class RankSizes:
             "vertex data": rows * (8 + labels + 1 + (self.item if graph else 0))
             + _metric_bytes(self.config, self.shape),
             "weights and optimiser": self._all_weight_bytes(),
-            "runtime": stats.process_bytes,
+            "runtime": runtime_bytes(self.config.run.device),
         }
         if stats.rank_bytes:  # apart from the rest of the runtime: torch's allocator holds it
             regions["cuBLAS work space"] = stats.rank_bytes

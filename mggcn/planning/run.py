@@ -20,7 +20,7 @@ from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config
 from mggcn.cost.work import ring_bytes
 from mggcn.memory.arena import BufferSpec
-from mggcn.memory.device import DEVICES, runs_nccl
+from mggcn.memory.device import runs_nccl
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputChoice
 from mggcn.model.lower import Plans, aggregations, paper_arena_bytes
@@ -234,7 +234,7 @@ class RunPlan:
         """Predicted peak of one process: the largest rank's, or that of all ranks if they are threads of one process."""
         if self.config.run.transport != "threads":
             return self.largest.total_bytes
-        runtime = DEVICES[self.config.run.device].process_bytes
+        runtime = self.ranks[0].regions["runtime"]
         return runtime + sum(rank.total_bytes - runtime for rank in self.ranks)
 
 

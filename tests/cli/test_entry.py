@@ -25,7 +25,7 @@ def test_runs_that_are_refused_leave_nothing(store: Path, tmp_path: Path, capsys
     train = ["train", store, "--threads", 1, "--out", out]
     text = refused(capsys, *train, "--memory-limit", "10MiB")
     assert "needs" in text
-    assert "10.00 MiB may be used; no number of ranks up to 120 would fit: a process takes 184.00 MiB" in text
+    assert "10.00 MiB may be used; no number of ranks up to 120 would fit: a process takes 176.00 MiB" in text
     assert not out.exists()
     assert "use --device cpu" in refused(capsys, *train, "--device", "cuda", code=1)
     assert not out.exists()
