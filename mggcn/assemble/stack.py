@@ -45,7 +45,8 @@ STEADY in any hop."""
 SWEPT = 1 << 18
 """Vertices whose ranks are counted at once: NumPy makes eight bytes of each."""
 COMPARED = 2
-"""Steps that are drawn to tell how many more rows ranks would compute with batches of their own."""
+"""Steps that are drawn to tell how many more rows ranks would compute with batches of their own, and what a batch has on
+average where its bounds are planned."""
 LITTLE_BYTES = 256 * MIB
 """Batches on their way that take no more are planned by their bounds."""
 LITTLE_SENT = MIB
@@ -57,8 +58,8 @@ busy with any batch (LOCK_S of cost/batches.py): bounds as small as that cost no
 def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> Stack | None:
     """Return the blocks of a step: within the bounds of its fan-outs, or with the extents that drawn batches have.
 
-    owner uint16 (N,): the rank of each vertex. Cost: at most DRAWN batches are drawn, without features. Raises: as
-    `seeds_of`.
+    owner uint16 (N,): the rank of each vertex. Cost: at most DRAWN batches are drawn, without features, COMPARED of them
+    for the mean alone where bounds are planned. Raises: as `seeds_of`.
     """
     if not config.sample.batch:
         return None
@@ -82,14 +83,14 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     by_bounds = plan == "bound" or (plan == "auto" and is_small)
     if config.shares_batches:
         return _shared(config, graph, shape, owner, bound, by_bounds=by_bounds)
-    if by_bounds:
+    if by_bounds and (config.plans_bounds or pads_batches(config)):
         return bound
     slots = dataclasses.replace(slot_plan(config, shape, bound, 0), places=False)
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run, links = Slot(slots), seeds_of(config, graph, owner), config.run, draws_of_links(config, graph)
     most, sums, drawn = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 2), np.int64), 0
     nonzeros = np.zeros(len(bound.nonzeros), np.int64)
-    for number, together in enumerate(_steps(config, seeds, DRAWN)):
+    for number, together in enumerate(_steps(config, seeds, COMPARED if by_bounds else DRAWN)):
         own, left_out = seeds.of_rank(together, number % run.ranks), None
         if links is not None:
             own, left_out = links.of_seeds(config.train.seed, number, together, own)[0], links.left_out(together)
@@ -101,9 +102,10 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
         if drawn >= max(ENOUGH, run.ranks) and (np.array(most) * drawn <= (1 + STEADY) * sums).all():
             break
     least = _least(config, shape, slots.draws)
-    stack = with_extents(bound, most, least)
     mean = tuple((int(sources), int(edges)) for sources, edges in np.rint(sums[::-1] / max(drawn, 1)))
-    stack = dataclasses.replace(stack, mean=mean)
+    if by_bounds:
+        return dataclasses.replace(bound, mean=mean)
+    stack = dataclasses.replace(with_extents(bound, most, least), mean=mean)
     return stack if lengths is None else with_nonzeros(stack, nonzeros.tolist(), least, lengths)
 
 
@@ -157,16 +159,19 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
     slot, seeds, run = Slot(slots), seeds_of(config, graph, owner), config.run
     whole, most = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 7), np.int64)
     share, alone, together = Share(share_plan(config, shape, bound, len(bound.blocks)), 0), 0, 0
+    sums, steps = np.zeros_like(most), 0
     for number, step in enumerate(_steps(config, seeds, COMPARED if by_bounds else DRAWN)):
         if number < COMPARED:
             shares = (seeds.of_rank(step, rank) for rank in range(run.ranks))
             alone += sum(sum(sampler.draw(slot, share, config.train.seed, number).sizes) for share in shares)
         drawn = sampler.draw(slot, step, config.train.seed, number)
         together += sum(drawn.sizes) if number < COMPARED else 0
-        if not by_bounds:
-            sizes = _sizes_on_ranks(drawn, seeds, share, owner[drawn.ids], step)
-            whole, most = _larger(whole, _sizes(drawn)), np.maximum(most, sizes.max(2))
+        sizes = _sizes_on_ranks(drawn, seeds, share, owner[drawn.ids], step).max(2)
+        whole, most = _larger(whole, _sizes(drawn)), np.maximum(most, sizes)
+        sums, steps = sums + sizes, number + 1
     overlap = alone / max(together, 1)
+    mean = tuple(tuple(map(int, sizes)) for sizes in np.rint(sums[::-1] / max(steps, 1)))
+    bound = dataclasses.replace(bound, mean=mean)
     if by_bounds:
         return dataclasses.replace(bound, overlap=overlap)
     least = _least(config, shape, slots.draws)
@@ -174,7 +179,8 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
     owned = int(np.bincount(owner).max(initial=0))
     loops = own_entries(config, shape)
     alone_on_ranks = shared_hops(least, slots.draws, run.ranks, owned, loops).capacities if least else ()
-    return with_shared_extents(bound, extents, most.tolist(), alone_on_ranks[::-1], overlap)
+    stack = with_shared_extents(bound, extents, most.tolist(), alone_on_ranks[::-1], overlap)
+    return dataclasses.replace(stack, mean=mean)
 
 
 def _sizes_on_ranks(

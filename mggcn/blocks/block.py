@@ -79,7 +79,8 @@ class Capacity:
 class Stack:
     """The blocks of a step, and the capacity of each. Raises: PlanError if they do not follow each other.
 
-    mean: source rows and edges of each block as drawn batches have them on average, of one rank; () if none were drawn.
+    mean: source rows and edges of each block as drawn batches have them on average, of one rank, where ranks share a batch
+    of the busiest one, and all other fields of its capacity; () if none were drawn.
     nonzeros: the most nonzeros of sparse features that the rows of each row set have, in the order of `rows`; () where rows
     are gathered dense.
     Where ranks share a batch: together, the capacities of the rows of all ranks; exchanged: the blocks of which a rank has
@@ -89,7 +90,7 @@ class Stack:
 
     blocks: tuple[Block, ...]
     capacities: tuple[Capacity, ...]
-    mean: tuple[tuple[int, int], ...] = field(default=(), kw_only=True)
+    mean: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
     nonzeros: tuple[int, ...] = field(default=(), kw_only=True)
     together: tuple[Capacity, ...] = field(default=(), kw_only=True)
     exchanged: tuple[Block, ...] = field(default=(), kw_only=True)

@@ -17,7 +17,7 @@ from mggcn.errors import one_line, printable, shown
 from mggcn.files import temporary_folder
 
 if TYPE_CHECKING:
-    from mggcn.cost.machine import Machine
+    from mggcn.cost.machine import DeviceRates, Machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -162,6 +162,14 @@ def _tune_products(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _gflop_s(device: DeviceRates, precision: str) -> str:
+    """Return the rates of dense products, from the slowest to the fastest if they are known by width."""
+    tables = [rates[precision].points for rates in (device.gemm_rows, device.gemm_sums) if precision in rates]
+    rates = [rate for points in tables for _, rate in points] or [device.gemm[precision]]
+    least, most = (f"{rate / 1e9:.0f}" for rate in (min(rates), max(rates)))
+    return least if least == most else f"{least} to {most}"
+
+
 def machine_lines(machine: Machine) -> list[str]:
     """Return a machine's measurements as text."""
     from mggcn.cost.machine import MESSAGES
@@ -180,7 +188,7 @@ def machine_lines(machine: Machine) -> list[str]:
         )
         for link in machine.links
     ]
-    products = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in device.gemm.items())
+    products = ", ".join(f"{name} {_gflop_s(device, name)} GFLOP/s" for name in device.gemm)
     kinds = [kind.replace("_", "-") for kind in MESSAGES]
     header = ("transport", "ranks", *kinds, *(f"{kind} us" for kind in kinds), "of the cores")
     return [

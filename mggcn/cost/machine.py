@@ -27,6 +27,7 @@ LIKE: Final = {"H100": "dgx-h100", "H200": "hgx-h200", "A100": "dgx-a100", "V100
 """Shipped files by words of the names of GPUs."""
 UPLOAD: Final = 20e9
 """Bytes per second of uploads to a GPU whose file does not say: between PCIe 3 and 4 with 16 lanes."""
+PRECISIONS: Final = ("fp32", "tf32", "bf16", "fp64")
 Kind = Literal["cpu", "cuda"]
 Origin = Literal["measured", "partly", "described", "assumed"]
 MessageKind = Literal["broadcast", "all_to_all", "all_reduce"]
@@ -35,7 +36,8 @@ MESSAGES: Final[tuple[MessageKind, ...]] = get_args(MessageKind)
 
 @dataclass(frozen=True, slots=True)
 class RateTable:
-    """Bytes per second by the bytes of the operand that the work touches: caches make small ones fast.
+    """Bytes per second by the bytes of the operand that the work touches: caches make small ones fast. Or FLOP per second
+    by width.
 
     points: (footprint in bytes, bytes per second), footprints rising.
     """
@@ -84,7 +86,12 @@ class DeviceRates:
     call_s: float
     """Seconds of a kernel beside its work: launch, Python, waking the threads."""
     gemm: Mapping[str, float]
-    """FLOP per second of dense products by precision."""
+    """FLOP per second of dense products by precision, of shapes for which there is no table."""
+    gemm_rows: Mapping[str, RateTable] = field(default_factory=dict)
+    """Likewise of products with a result for each row, by the harmonic mean of both widths: they are as fast as the
+    shorter of two loops allows."""
+    gemm_sums: Mapping[str, RateTable] = field(default_factory=dict)
+    """Likewise of sums over the rows, the gradients of weights."""
     fused: Mapping[str, float] = field(default_factory=dict)
     """Likewise of products of rows with all that follows in the same kernel; none in a precision in which products and
     what follows are kernels of their own."""
@@ -280,7 +287,9 @@ def _device(fields: Fields) -> DeviceRates:
         gather=_table(fields, "gather"),
         row_s=fields.number("row_s", least=0.0),
         call_s=fields.number("call_s", least=0.0),
-        gemm=fields.named_numbers("gemm", ("fp32", "tf32", "bf16", "fp64"), some=True),
+        gemm=fields.named_numbers("gemm", PRECISIONS, some=True),
+        gemm_rows=_by_width(fields, "gemm_rows"),
+        gemm_sums=_by_width(fields, "gemm_sums"),
         fused=_fused(fields, "fused"),
         fused_grad=_fused(fields, "fused_grad"),
         least_s=fields.number("least_s", least=0.0) if fields.has("least_s") else 0.0,
@@ -299,10 +308,18 @@ def _fused(fields: Fields, key: str) -> Mapping[str, float]:
 
 
 def _table(fields: Fields, key: str) -> RateTable:
-    points = fields.pairs(key)
-    footprints = [footprint for footprint, _ in points]
-    if footprints != sorted(set(footprints)):
-        raise ConfigError(f"{fields.where}: {key} needs rising footprints, got {footprints}")
+    return _rising(fields, key, fields.pairs(key), "footprints")
+
+
+def _by_width(fields: Fields, key: str) -> Mapping[str, RateTable]:
+    found = fields.named_pairs(key, PRECISIONS) if fields.has(key) else {}
+    return {name: _rising(fields, f"{key}.{name}", points, "widths") for name, points in found.items()}
+
+
+def _rising(fields: Fields, key: str, points: list[tuple[float, float]], what: str) -> RateTable:
+    firsts = [first for first, _ in points]
+    if firsts != sorted(set(firsts)):
+        raise ConfigError(f"{fields.where}: {key} needs rising {what}, got {firsts}")
     return RateTable(tuple(points))
 
 

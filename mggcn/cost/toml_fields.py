@@ -70,6 +70,15 @@ class Fields:
                 raise self._wrong(key, expected, pair)
         return [(float(first), float(second)) for first, second in pairs]
 
+    def named_pairs(self, key: str, names: Sequence[S]) -> dict[S, list[tuple[float, float]]]:
+        """Return a table of lists as of `pairs`, for one or more of the `names`."""
+        inner = self.table(key)
+        found = {name: inner.pairs(name) for name in names if inner.has(name)}
+        inner.finish()
+        if not found:
+            raise self._wrong(key, f"lists of pairs for some of {', '.join(names)}", {})
+        return found
+
     def table(self, key: str) -> Fields:
         found = self._get(key, f"a table [{key}]", lambda value: isinstance(value, dict))
         return Fields(found, f"{self.where}: [{key}]")

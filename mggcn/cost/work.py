@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mggcn.aggregate.relations import GROUPED_FLOPS
 from mggcn.aggregate.steps import Await, Send, Stages
+from mggcn.backend.cpu.figures import DenseShape
 from mggcn.backend.gather_rates import SLICE_ROW, gathered_row_s
 from mggcn.cost.machine import DeviceRates
 from mggcn.errors import PlanError
@@ -49,6 +50,10 @@ class Work:
     precision: str = "fp32"
     fused: Literal["", "rows", "gradient"] = ""
     """Of dense products: which kernel does what follows, too; "": none does."""
+    shape: Literal["", DenseShape] = ""
+    """Of dense products: whether rows or sums over them are the results; "": neither is known."""
+    width: float = 0.0
+    """The harmonic mean of a dense product's two widths."""
     grouped: bool = False
     """Of dense products: whether one launch does those of several relations, by kernels that have a rate of their own."""
     calls: int = 1
@@ -57,6 +62,9 @@ class Work:
     (): at random over the footprint."""
     results: int = 0
     """Rows of the result of a sparse product, which may gather in slices of the columns; 0: of no product."""
+
+    gain: float = 1.0
+    """How many times as fast the kernel of a sparse product is as one that reads whole rows."""
 
     @property
     def long_rows(self) -> bool:
@@ -138,7 +146,7 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     moving = 0.0
     if work.rows:
         each = _row_s(work.row_bytes, work.reuse, device, sharing, work.long_rows)(work.footprint)
-        moving += work.rows * sharing * (each + device.row_s)
+        moving += work.rows * sharing * (each + device.row_s) / work.gain
     if work.streamed:
         moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
     counted = work.flop and (work.kind == "dense" or work.precision in device.gemm)
@@ -189,6 +197,9 @@ def _of_distinct(numbers: npt.NDArray[np.int64], function: Callable[[int], float
 def _flop_s(work: Work, device: DeviceRates) -> float:
     if work.grouped:
         return GROUPED_FLOPS
+    by_width = {"rows": device.gemm_rows, "sums": device.gemm_sums}.get(work.shape, {})
+    if not work.fused and work.precision in by_width:
+        return by_width[work.precision].at(work.width)
     rates = {"": device.gemm, "rows": device.fused, "gradient": device.fused_grad}[work.fused]
     if work.precision not in rates:
         raise PlanError(

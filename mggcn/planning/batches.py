@@ -97,7 +97,7 @@ def batch_lines(
         f"{'links' if shape.task == 'links' else 'vertices'} on all ranks, "
         f"{steps:,} step{'s' * (steps > 1)} an epoch; a rank has at most"
     ]
-    means = [f", on average {rows:,} and {edges:,}" for rows, edges in stack.mean] or [""] * len(stack.blocks)
+    means = [f", on average {rows:,} and {edges:,}" for rows, edges, *_ in stack.mean] or [""] * len(stack.blocks)
     hops = zip(stack.blocks, stack.capacities, means, reversed(sample.drawn_fanout), strict=True)
     for block, size, mean, fanout in reversed(list(hops)):
         of = " of each relation" * sample.draws_by_type
@@ -224,7 +224,11 @@ def gathered_first(stack: Stack, training: Graph) -> Stack:
         return stack
     sources = min(size.sources + size.received, stack.together[0].sources)
     capacities = (Capacity(size.targets, sources, size.edges), *stack.capacities[1:])
-    return dataclasses.replace(stack, capacities=capacities, exchanged=stack.exchanged[1:])
+    mean = stack.mean
+    if mean:
+        own, edges, received, *_ = mean[0]
+        mean = ((own + received, edges), *mean[1:])
+    return dataclasses.replace(stack, capacities=capacities, mean=mean, exchanged=stack.exchanged[1:])
 
 
 def last_hop(config: Config, shape: GraphShape) -> Capacity:
@@ -345,8 +349,8 @@ def mean_stack(stack: Stack) -> Stack:
     """Return the stack with the sizes that drawn batches have on average; as it is if none were drawn."""
     if not stack.mean:
         return stack
-    targets = [*(sources for sources, _ in stack.mean[1:]), stack.capacities[-1].targets]
-    sizes = (Capacity(t, s, e) for t, (s, e) in zip(targets, stack.mean, strict=True))
+    targets = [*(mean[0] for mean in stack.mean[1:]), stack.capacities[-1].targets]
+    sizes = (Capacity.of((count, *mean)) for count, mean in zip(targets, stack.mean, strict=True))
     return Stack(stack.blocks, tuple(sizes))
 
 

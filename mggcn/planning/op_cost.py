@@ -12,8 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mggcn.aggregate.edge_op import SUM, EdgeOp
+from mggcn.aggregate.local import LocalPlan
 from mggcn.aggregate.relations import Relational, multiplied_together, num_parts
+from mggcn.aggregate.shared import SharedPlan
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
+from mggcn.backend.cpu.figures import DenseShape, Figures
+from mggcn.backend.cpu.variants import GAIN, MatrixTraits, costs_of
 from mggcn.backend.cuda.dense_blocks import packed_shape, row_blocks
 from mggcn.blocks.block import PAIRS
 from mggcn.cost.batches import LOCK_S, PAIR_S, BatchCost, Sample, scored_s
@@ -110,7 +115,9 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
         return None
     drawn = mean_stack(stack)
     # Ranks that share a batch each draw all of it.
-    edges = sum(size.edges for size in stack.together or drawn.capacities)
+    edges = sum(size.edges for size in drawn.capacities)
+    if stack.together:
+        edges = len(plan.ranks) * edges if stack.mean else sum(size.edges for size in stack.together)
     relay = relay_cost(plan, machine)
     padded, values, rows = pads_batches(config), plan.ranks[0].values, drawn.capacities[0].sources
     # Filled up, all but features is sent as long as it is planned.
@@ -146,10 +153,31 @@ def first_sums_s(plan: RunPlan) -> float:
 
 
 def training_cost(plan: RunPlan, machine: Machine) -> Cost:
-    """Predict a training epoch of a plan alone. Raises: PlanError, ConfigError as `predict`."""
+    """Predict a training epoch of a plan alone, or a step on a batch. Raises: PlanError, ConfigError as `predict`."""
+    plan = _as_drawn(plan)
     period = plan.ranks[0].aggregation.period
     phases = range(0, period, -(-period // MAX_PHASES))
     return mean_cost([_cost(plan, machine, [rank.train for rank in plan.ranks], phase) for phase in phases])
+
+
+def _as_drawn(plan: RunPlan) -> RunPlan:
+    """Return a plan with the sizes that steps on drawn batches have on average, as far as some were drawn and steps
+    compute no more than a batch has: buffers are as large as the largest may be, views are cut to the batch.
+    """
+    if plan.stack is None or not plan.stack.mean or pads_batches(plan.config):
+        return plan
+    drawn = mean_stack(plan.stack)
+    of_block = dict(zip(drawn.blocks, drawn.capacities, strict=True))
+
+    def rank_as_drawn(rank: RankPlan) -> RankPlan:
+        training = {
+            block: dataclasses.replace(how, size=of_block[block]) if isinstance(how, LocalPlan | SharedPlan) else how
+            for block, how in rank.training.items()
+        }
+        sizes = dataclasses.replace(rank.sizes, rows={**rank.sizes.rows, **drawn.rows})
+        return dataclasses.replace(rank, sizes=sizes, training=training)
+
+    return dataclasses.replace(plan, ranks=tuple(map(rank_as_drawn, plan.ranks)))
 
 
 def epoch_threads(plan: RunPlan, threads: int) -> int:
@@ -205,7 +233,7 @@ def items_by_op(
         sizes = sizes_of[op.sets[1] if isinstance(op.kind, AddOwn) else op.rows]
         if isinstance(op.kind, Aggregate):
             steps = next(aggregations)
-            yield op.label, [*_aggregation(sizes, steps, sent), *_relations(sizes, steps, op, op.kind)]
+            yield op.label, [*_aggregation(sizes, steps, sent, op.kind.op), *_relations(sizes, steps, op, op.kind)]
             sent += num_messages(steps)
         else:
             statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
@@ -247,6 +275,26 @@ class _Sizes:
     """Whether a product of rows and what follows it are one kernel."""
     groups: bool
     """Whether small relations share launches."""
+    figures: Figures | None
+    """By which a CPU chooses its sparse kernels; None: a GPU, or nothing was measured."""
+
+    @property
+    def finishes(self) -> bool:
+        """Whether a product of rows does what follows it in the same call, as all of the CPU's own do (cpu/gemm.cpp)."""
+        return not self.groups
+
+    def gain(self, rows: int, columns: int, nnz: int, row_bytes: int, reuse: Iterable[float] = ()) -> float:
+        """How many times as fast as plain rows the variant of a sparse product is that a CPU chooses.
+
+        reuse: as Multiply's; where it is known the rows' columns ascend, of drawn edges they do not.
+        """
+        if self.figures is None or not nnz:
+            return 1.0
+        item, planned = ITEM_BYTES[self.operand], _distances(1, reuse)
+        traits = MatrixTraits(rows, min(columns, nnz), nnz, ascending=bool(planned), planned=planned)
+        costs = costs_of(traits, row_bytes // item, item, self.figures, summed=self.dtype != "bf16")
+        gain = min(s for choice, s in costs.items() if choice.way == "rows") / min(costs.values())
+        return gain if gain >= GAIN else 1.0
 
     def blocks(self, block: int) -> int:
         return -(-self.rows // block)
@@ -263,10 +311,17 @@ class _Sizes:
         """Bytes of a padded row of a result, which is an operand of the graph if it is rounded."""
         return self.operand_row(cols) if rounded else self.row(cols)
 
-    def dense(self, d: int, e: int, streamed: int, calls: int = 1) -> Work:
+    def dense(self, d: int, e: int, streamed: int, calls: int = 1, shape: DenseShape = "rows") -> Work:
         """A product of (V, D) and (D, E) matrices, in whatever order, that streams V rows of `streamed` bytes."""
-        flop = 2 * self.rows * d * e
-        return Work(kind="dense", streamed=self.rows * streamed, flop=flop, precision=self.precision, calls=calls)
+        return Work(
+            kind="dense",
+            streamed=self.rows * streamed,
+            flop=2 * self.rows * d * e,
+            precision=self.precision,
+            shape=shape,
+            width=2 * d * e / max(d + e, 1),
+            calls=calls,
+        )
 
     def fused(self, d: int, e: int, streamed: int, *, gradient: bool = False, calls: int = 2) -> Work:
         """A product of (V, D) and (D, E) in a kernel that does what follows, too, behind one that packs the weights.
@@ -283,7 +338,7 @@ class _Sizes:
 
     def finished(self, finish: EpilogueSpec, cols: int, block: int, rounded: bool) -> list[Work]:
         """The epilogue and rounding of a product, block by block; nothing if they do nothing."""
-        if not finish.parts and not rounded:
+        if self.finishes or (not finish.parts and not rounded):
             return []
         return [self.passing(self.row(cols) + self.result(cols, rounded), self.blocks(block), block)]
 
@@ -303,17 +358,21 @@ def _sizes(plan: RunPlan, rank: RankPlan, rows: int, device: DeviceRates | None)
         edge=4 + (real if shape.weighted or rank.values.typed else 0),
         fuses=device is not None and DENSE[precision] in device.fused,
         groups=not DEVICES[plan.config.run.device].is_host,
+        figures=plan.figures if plan.figures.measured and DEVICES[plan.config.run.device].is_host else None,
     )
 
 
-def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int) -> Iterator[Item]:
+def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int, along: EdgeOp) -> Iterator[Item]:
     """Turn the steps of one aggregation into items; `sent` messages of the program went before."""
     for step in steps:
         match step:
             case Multiply():
                 row, result = sizes.operand_row(step.width), sizes.row(step.result or step.width)
                 reuse = _distances(row, step.reuse)
-                yield product(step.rows, step.columns, step.nnz, row, sizes.edge, reuse, result)
+                work = product(step.rows, step.columns, step.nnz, row, sizes.edge, reuse, result)
+                plain = along.name != SUM.name  # other operations read whole rows
+                gain = 1.0 if plain else sizes.gain(step.rows, step.columns, step.nnz, row, step.reuse)
+                yield dataclasses.replace(work, gain=gain)
             case Stages():
                 result = sizes.row(step.result or step.width)
                 yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse), result)
@@ -426,9 +485,11 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             width = op.widths[1]
             moved, blocks = s.row(d) + s.row(width), s.blocks(kind.block_rows) if kind.recomputed else 1
             again = [s.passing(2 * s.row(d), blocks)] if kind.recomputed else []
-            return [*again, s.dense(d, width, moved, blocks)]
+            return [*again, s.dense(d, width, moved, blocks, "sums")]
         case SparseWeightGrad():
             return [_sparse(s, d, op.widths[1], transposed=True)]
+        case InputGrad() if s.finishes:
+            return [s.dense(e, d, s.row(d) + s.row(e) + s.result(e, op.operand), 2)]
         case InputGrad():
             # The product's block is passed on in the cache; h is read and overwritten.
             rows = s.block_rows(e)
@@ -438,7 +499,7 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
         case LinearGrad():
             finished = s.finished(kind.finish, e, kind.block_rows, rounded)
             moved = s.result(e, rounded) + s.row(d)
-            return [s.dense(e, d, moved, s.blocks(kind.block_rows)), *finished]
+            return [s.dense(e, d, moved, s.blocks(kind.block_rows) if finished else 1), *finished]
         case LayerNorm() | LayerNormGrad() | BatchNorm() | BatchNormGrad() | RunningNorm():
             # An instruction takes as long as one of a dense product in double, which does two FLOP.
             passing = s.passing(kind.passes * s.row(e), calls=2 * kind.passes)
@@ -468,4 +529,13 @@ def _sparse(s: _Sizes, d: int, e: int, transposed: bool) -> Work:
     row, out = s.row(e), d if transposed else s.rows
     operand = (s.rows if transposed else d) * row
     streamed = s.input_nnz * (4 + s.real) + out * (8 + row)
-    return Work(kind="sparse", rows=s.input_nnz, row_bytes=row, footprint=operand, streamed=streamed, results=out)
+    gain = s.gain(out, operand // row, s.input_nnz, row)
+    return Work(
+        kind="sparse",
+        rows=s.input_nnz,
+        row_bytes=row,
+        footprint=operand,
+        streamed=streamed,
+        results=out,
+        gain=gain,
+    )

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from mggcn.assemble.plan import plan_shape
 from mggcn.assemble.rank import make_backend
-from mggcn.backend.cpu.figures import ITEMS, Figures
+from mggcn.backend.base import Epilogue
+from mggcn.backend.cpu.figures import ITEMS, DenseShape, Figures
 from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import processor_name, this_host
 from mggcn.config import Config, RunConfig
@@ -27,6 +28,8 @@ from mggcn.runs.messages import measure_links, measure_nccl
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mggcn.backend.base import KernelBackend
 
 
@@ -45,6 +48,15 @@ class TuneSettings:
             )
         if not 0 <= self.seconds < math.inf:
             raise ConfigError(f"--seconds must be 0 or more for each figure, got {self.seconds:g}")
+
+
+PASSES: Final = ((2**20, 64), (2**22, 64), (2**24, 16), (2**25, 8), (2**27, 4))
+"""Bytes of two matrices, and how often one is copied to the other."""
+DENSE_ROWS: Final = 2**15
+"""Rows of the dense products that are timed: as many as a layer's, so that their beginnings do not count."""
+DENSE_WIDTHS: Final = (16, 32, 64, 128, 256)
+"""Widths of these, both alike. Wider ones were no faster (Zen 3, two cores)."""
+DENSE_CALLS: Final = 5
 
 
 def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
@@ -84,7 +96,9 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
     by_byte = (gathered_s(wide, near) - gathered_s(narrow, near)) / (wide - narrow)
     row_s = min(max(gathered_s(narrow, near) - narrow * by_byte, 0.0), 0.5 * gathered_s(narrow, near))
     gather = [(float(size), wide / (gathered_s(wide, size) - row_s)) for size in figures.footprints]
-    probes = {name: _probe(cpu_backend(threads, name), threads) for name in ITEMS.values()}
+    backends = {name: cpu_backend(threads, name) for name in ITEMS.values()}
+    probes = {name: _probe(backend, threads) for name, backend in backends.items()}
+    call_s = min(seconds for seconds, _ in probes.values())
     dense = {item: figures.slowest_shape(item) for item in ITEMS}
     return {
         "kind": "cpu",
@@ -92,12 +106,60 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
         "shared": True,
         "cores": threads,
         "memory_bytes": free_bytes(),
-        "copy": [[float(size), _digits(rate)] for size, rate in figures.copy],
+        "copy": copy_rates(backends["fp32"], call_s),
         "gather": [[size, _digits(rate)] for size, rate in gather],
         "row_s": _digits(row_s),
-        "call_s": _digits(min(call_s for call_s, _ in probes.values())),
+        "call_s": _digits(call_s),
         "gemm": {name: _digits(dense[item] or probes[name][1]) for item, name in ITEMS.items()},
+        "gemm_rows": {name: dense_rates(backend, threads, "rows") for name, backend in backends.items()},
+        "gemm_sums": {name: dense_rates(backend, threads, "sums") for name, backend in backends.items()},
     }
+
+
+def copy_rates(backend: KernelBackend, call_s: float) -> list[tuple[float, float]]:
+    """Return bytes per second, read plus written, of a pass between two matrices, by the bytes of both, without its call.
+
+    A small pass waits for threads to wake as often as not: the least of many calls is that of the memory.
+    """
+    found = []
+    for size, calls in PASSES:
+        z, out = (torch.zeros(size // 2 // 512, 128, dtype=backend.dtype) for _ in range(2))
+        seconds = math.inf
+        for _ in range(calls):
+            began = time.perf_counter()
+            backend.finish(z, out, Epilogue())
+            seconds = min(seconds, time.perf_counter() - began)
+        found.append((float(size), _digits(2 * z.nbytes / max(seconds - call_s, seconds / 2))))
+    return found
+
+
+def dense_rates(
+    backend: KernelBackend, threads: int, shape: DenseShape, rows: int = DENSE_ROWS
+) -> list[tuple[float, float]]:
+    """Return FLOP per second of a layer's dense products by width, the best of some calls; shape: as of DeviceRates.
+
+    Cost: some tenths of a second for each shape and precision on two cores.
+    """
+    found = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for width in DENSE_WIDTHS:
+            a, b = (torch.ones(rows, width, dtype=backend.dtype) for _ in range(2))
+            weight = torch.ones(width, width, dtype=backend.dtype)
+            sums = torch.zeros(width, width, dtype=torch.promote_types(backend.dtype, torch.float32))
+            operands = (a, weight, b) if shape == "rows" else (a.t(), b, sums)
+            seconds = min(_called_s(backend, *operands) for _ in range(DENSE_CALLS))
+            found.append((float(width), _digits(2.0 * rows * width**2 / seconds)))
+    finally:
+        torch.set_num_threads(before)
+    return found
+
+
+def _called_s(backend: KernelBackend, a: Tensor, b: Tensor, out: Tensor) -> float:
+    began = time.perf_counter()
+    backend.matmul(a, b, out)
+    return time.perf_counter() - began
 
 
 def _digits(value: float) -> float:
@@ -113,9 +175,7 @@ def _probe(backend: KernelBackend, threads: int) -> tuple[float, float]:
         a, b, out = (torch.zeros(n, width, dtype=backend.dtype) for n in (rows, width, rows))
         found = math.inf
         for _ in range(5):
-            began = time.perf_counter()
-            backend.matmul(a, b, out)
-            found = min(found, time.perf_counter() - began)
+            found = min(found, _called_s(backend, a, b, out))
         return found
 
     before = torch.get_num_threads()

@@ -76,6 +76,19 @@ def test_a_file_is_read_as_written(tmp_path: Path) -> None:
     assert machine.topology is None
 
 
+def test_dense_rates_may_be_known_by_width(tmp_path: Path) -> None:
+    """Fails if a table is read as the other shape's, or a file without tables is refused."""
+    tables = (
+        "gemm = { fp32 = 1e11 }\ngemm_rows = { fp32 = [[16, 1e10], [64, 9e10]] }\ngemm_sums = { bf16 = [[16, 2e10]] }"
+    )
+    device = read_machine(written(tmp_path, GOOD.replace("gemm = { fp32 = 1e11 }", tables))).device
+    assert {name: table.points for name, table in device.gemm_rows.items()} == {"fp32": ((16, 1e10), (64, 9e10))}
+    assert {name: table.points for name, table in device.gemm_sums.items()} == {"bf16": ((16, 2e10),)}
+    plain = read_machine(written(tmp_path, GOOD)).device
+    assert not plain.gemm_rows
+    assert not plain.gemm_sums
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -102,6 +115,16 @@ def test_a_file_is_read_as_written(tmp_path: Path) -> None:
             "gemm = { fp32 = 1e11 }",
             "gemm = { fp32 = 1e11 }\nfused = { fp32 = 1e11 }",
             r"\[device\]: fused and fused_grad need the same precisions",
+        ),
+        (
+            "gemm = { fp32 = 1e11 }",
+            "gemm = { fp32 = 1e11 }\ngemm_rows = { fp32 = [[64, 1e10], [16, 2e10]] }",
+            r"gemm_rows.fp32 needs rising widths, got \[64.0, 16.0\]",
+        ),
+        (
+            "gemm = { fp32 = 1e11 }",
+            "gemm = { fp32 = 1e11 }\ngemm_sums = { }",
+            "gemm_sums expects lists of pairs for some of fp32, tf32, bf16, fp64",
         ),
         ("gemm = { fp32 = 1e11 }", "gemm = 1e11", r"gemm expects a table \[gemm\], got"),
         ("busy = 0.5", "busy = 1.5", "number 1: busy expects a number from 0 to 1, got 1.5"),

@@ -57,3 +57,24 @@ def test_calls_and_streams_stay_what_they_are() -> None:
     """Fails if reuse changes anything but the gathers."""
     plain = Work(kind="sparse", streamed=400, reuse=((1000, 1.0),))
     assert work_seconds(plain, DEVICE, 1) == work_seconds(dataclasses.replace(plain, reuse=()), DEVICE, 1)
+
+
+def test_dense_products_have_the_rate_of_their_shape_and_width() -> None:
+    """Fails if a table counts for the other shape, for products that are fused or of a precision that it has not."""
+    rows, sums = RateTable(((16.0, 20.0), (64.0, 40.0))), RateTable(((16.0, 5.0),))
+    device = dataclasses.replace(DEVICE, gemm_rows={"fp32": rows}, gemm_sums={"fp32": sums}, fused={"fp32": 50.0})
+    product = Work(kind="dense", flop=1000, shape="rows", width=32.0)
+    assert work_seconds(product, device, 1)[0] == pytest.approx(1000 / 30)
+    assert work_seconds(product, device, 2)[0] == pytest.approx(2000 / 30)
+    assert work_seconds(dataclasses.replace(product, shape="sums"), device, 1)[0] == pytest.approx(1000 / 5)
+    for plain in (dataclasses.replace(product, shape=""), product):
+        assert work_seconds(plain, DEVICE, 1)[0] == pytest.approx(1000 / 10)
+    assert work_seconds(dataclasses.replace(product, fused="rows"), device, 1)[0] == pytest.approx(1000 / 50)
+
+
+def test_a_variant_gathers_faster_and_streams_alike() -> None:
+    """Fails if what a kernel gains is not of its gathers alone."""
+    plain = Work(kind="sparse", rows=10, row_bytes=100, footprint=FAR, streamed=400)
+    gathers = 10 * 100 / DEVICE.gather.at(FAR)
+    assert work_seconds(plain, DEVICE, 1)[0] == pytest.approx(gathers + 4.0)
+    assert work_seconds(dataclasses.replace(plain, gain=2.0), DEVICE, 1)[0] == pytest.approx(gathers / 2 + 4.0)

@@ -94,7 +94,7 @@ def test_a_tuned_file_hides_no_slow_type(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     tuned_path().parent.mkdir()
     rates = {
-        "fp32 = 1e11": "fp32 = 1e11, bf16 = 1e11",
+        "fp32 = 1e11": "fp32 = 2e11, bf16 = 2e11",
         "memory_bytes = 1000": "memory_bytes = 100000000000",
         "8e9": "4e10",
     }

@@ -13,7 +13,8 @@ import torch
 
 import mggcn
 from mggcn import native
-from mggcn.assemble.plan import plan_shape, this_machine, with_ahead
+from mggcn.assemble.plan import plan_graph, plan_shape, this_machine, with_ahead
+from mggcn.backend.cpu.figures import ASSUMED
 from mggcn.backend.cuda import presence, triton_kernels
 from mggcn.backend.norms import NormKernels
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
@@ -313,3 +314,61 @@ def test_products_are_priced_by_what_this_machine_has(monkeypatch: pytest.Monkey
         device = this_machine(config).device
         assert bool(device.fused) == bool(device.fused_grad) == fuses
         assert device.gemm == find_machine("hgx-h200").device.gemm
+
+
+@pytest.mark.parametrize("batches", ["independent", "cooperative"])
+def test_steps_of_a_cpu_are_priced_as_batches_are_drawn(batches: Any) -> None:
+    """Fails if a step on a CPU, which computes what a batch has, is priced as large as it may be, also where little memory
+    is at stake and bounds are planned.
+    """
+    graph = make_graph(pattern("random", 400, 5), num_features=19, num_classes=4, seed=5)
+    ranks, transport = (2, "threads") if batches == "cooperative" else (1, "single")
+    run = RunConfig(ranks=ranks, transport=transport, threads=1, batches=batches)  # type: ignore[arg-type]
+    config = Config(model=ModelConfig(hidden=(8,)), run=run, sample=SampleConfig(batch=16, fanout=(4, 3)))
+    machine = find_machine("m5.24xlarge")
+    plan, _ = plan_graph(config, graph, machine)
+    stack = plan.stack
+    assert stack is not None
+    assert all(mean[0] <= size.sources for mean, size in zip(stack.mean, stack.capacities, strict=True))
+    assert stack.mean[0][1] < stack.capacities[0].edges
+    bounds = dataclasses.replace(plan, stack=dataclasses.replace(stack, mean=()))
+    priced, largest = (epoch_cost(one, machine) for one in (plan, bounds))
+    assert priced.train.seconds < largest.train.seconds
+    assert priced.batch is not None
+    assert largest.batch is not None
+    assert priced.batch.sample_s < largest.batch.sample_s
+    # The memory is that of the bounds.
+    assert plan.process_bytes == bounds.process_bytes
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_products_of_a_cpu_finish_in_the_same_call(device: Any) -> None:
+    """Fails if what the CPU's products do in their own call is priced as passes beside them, or a GPU's is not."""
+    config = Config(model=ModelConfig(hidden=(32, 32)), run=RunConfig(device=device, threads=2))
+    plan = plan_shape(config, shape_of(20_000, 400_000, 128, 16))
+    [rank] = plan.ranks
+    labelled = {label: items for label, items in items_by_op(plan, rank, rank.train)}
+    found = {label: [one.kind for one in items if isinstance(one, Work)] for label, items in labelled.items()}
+    gradients = [kinds for label, kinds in found.items() if label.startswith("input-grad")]
+    assert gradients
+    assert all(
+        kinds == (["dense"] if device == "cpu" else ["dense", "elementwise", "elementwise"]) for kinds in gradients
+    )
+
+
+def test_sparse_products_are_priced_by_the_variant_that_is_chosen() -> None:
+    """Fails if a variant that the figures call faster changes no price, or figures that nobody measured do."""
+    config = Config(model=ModelConfig(hidden=(512, 512)), run=RunConfig(threads=2))
+    plan = plan_shape(config, shape_of(60_000, 14_000_000, 512, 16))
+    # Near rows take a fiftieth of what far ones do.
+    rows = tuple(tuple(width * 1e-11 * factor for factor in (1, 1, 50, 50)) for width in ASSUMED.widths)
+    steep = dataclasses.replace(ASSUMED, plain_s=rows, ahead_s=rows)
+    gains = []
+    for measured in (True, False):
+        figures = dataclasses.replace(steep, measured=measured)
+        with_figures = dataclasses.replace(plan, figures=figures)
+        [rank] = with_figures.ranks
+        items = [item for _, found in items_by_op(with_figures, rank, rank.train) for item in found]
+        gains.append({item.gain for item in items if isinstance(item, Work) and item.kind == "sparse"})
+    assert max(gains[0]) > 1.1
+    assert gains[1] == {1.0}

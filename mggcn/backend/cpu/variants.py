@@ -40,6 +40,7 @@ class MatrixTraits:
     """The traits of a sparse matrix on which the choice depends.
 
     reuse: of growing numbers of consecutive entries, the distinct columns; empty: rows without entries.
+    planned: `distances` where a plan knows them otherwise.
     """
 
     rows: int
@@ -48,6 +49,7 @@ class MatrixTraits:
     ascending: bool = True
     reuse: tuple[tuple[int, int], ...] = ()
     empty: int = 0
+    planned: tuple[tuple[int, float], ...] = ()
 
     @property
     def distances(self) -> tuple[tuple[int, float], ...]:
@@ -57,6 +59,8 @@ class MatrixTraits:
         the entries that a cache of this size misses (Denning, "The working set model for program behavior", 1968). Each
         column's first use counts as one of the farthest.
         """
+        if self.planned:
+            return self.planned
         found, entries, distinct, missing = [], 0, 0, 1.0
         once = min(self.columns, self.nnz) / max(self.nnz, 1)
         for next_entries, next_distinct in self.reuse:
