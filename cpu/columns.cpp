@@ -3,6 +3,7 @@
 // unscaled
 //                  gradient, to partials. out is h, or a matrix of another type.                moves 3 V D
 // sum_partials     out[d] = sum over chunks, in order, of partials[chunk, d]
+// Rows may be a window of those that partials are sums of (common.h).
 // g and h are stored as S = float, double or bfloat16; d is of the type of sums, rounded when stored, to S or beside
 // float to bfloat16, and not before it is added. Twin: cuda/columns.cu.
 #include "activation.h"
@@ -12,12 +13,14 @@ namespace {
 template <class S, class O>
 void activation_grad(const S* g, int64_t ld_g, const S* h, int64_t ld_h, O* out, int64_t ld_out, int64_t rows,
                      int64_t cols, int64_t first_row, const Activation<Real<S>>& activation, double* partials,
-                     int32_t threads) {
+                     const Window& window, int32_t threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-  for (int64_t c = 0; c < kPartials; ++c)
-    for (int64_t v = chunk_start(rows, c); v < chunk_start(rows, c + 1); ++v)
+  for (int64_t c = 0; c < kPartials; ++c) {
+    const Span chunk = chunk_rows(window, rows, c);
+    for (int64_t v = chunk.begin; v < chunk.end; ++v)
       gradient_row(g + v * ld_g, h + v * ld_h, out + v * ld_out, cols, first_row + v, activation,
                    partials ? partials + c * cols : nullptr);
+  }
 }
 
 template <class T>
@@ -31,13 +34,13 @@ void sum_partials(const double* partials, T* out, int64_t cols) {
 
 }  // namespace
 
-#define MGGCN_COLUMNS(suffix, S, O)                                                                        \
-  MGGCN_EXPORT(mggcn_activation_grad_##suffix)                                                             \
-  (const S* g, int64_t ld_g, const S* h, int64_t ld_h, O* out, int64_t ld_out, int64_t rows, int64_t cols, \
-   int64_t first_row, int32_t masked, double keep_scale, const Real<S>* h_scale, const Real<S>* out_scale, \
-   double* partials, int32_t threads) {                                                                    \
-    activation_grad<S, O>(g, ld_g, h, ld_h, out, ld_out, rows, cols, first_row,                            \
-                          {h_scale, out_scale, keep_scale, masked}, partials, threads);                    \
+#define MGGCN_COLUMNS(suffix, S, O)                                                                            \
+  MGGCN_EXPORT(mggcn_activation_grad_##suffix)                                                                 \
+  (const S* g, int64_t ld_g, const S* h, int64_t ld_h, O* out, int64_t ld_out, int64_t rows, int64_t cols,     \
+   int64_t first_row, int32_t masked, double keep_scale, const Real<S>* h_scale, const Real<S>* out_scale,     \
+   double* partials, int64_t window_first, int64_t total, int32_t threads) {                                   \
+    activation_grad<S, O>(g, ld_g, h, ld_h, out, ld_out, rows, cols, first_row,                                \
+                          {h_scale, out_scale, keep_scale, masked}, partials, {window_first, total}, threads); \
   }
 MGGCN_COLUMNS(f32, float, float)
 MGGCN_COLUMNS(f64, double, double)

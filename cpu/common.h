@@ -79,4 +79,36 @@ constexpr int kPartials = 64;
 
 inline int64_t chunk_start(int64_t rows, int64_t chunk) { return rows * chunk / kPartials; }
 
+// The rows of a call: all that its sums run over, or a window of these, rows first, ... of `total`. Sums then go on
+// from where the window before has left them, row after row, so that windows change no bit.
+struct Window {
+  int64_t first, total;
+
+  bool is_last(int64_t rows) const { return first + rows == total; }
+};
+
+// Rows [begin, end) of a call; none if end is not behind begin.
+struct Span {
+  int64_t begin, end;
+};
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The rows of a chunk among the `rows` rows of a call.
+inline Span chunk_rows(const Window& w, int64_t rows, int64_t chunk) {
+  return {most(chunk_start(w.total, chunk) - w.first, 0), least(chunk_start(w.total, chunk + 1) - w.first, rows)};
+}
+
+// The last of `parts` parts, begun at total * part / parts, that begins at or before a row.
+inline int64_t part_of(int64_t total, int64_t parts, int64_t row) { return (parts * (row + 1) - 1) / total; }
+
+// Behind the last row: adds the losses of all chunks, in order, to the loss.
+inline void add_losses(const Window& w, int64_t rows, const double* losses, double inv_count, double* loss) {
+  if (!w.is_last(rows)) return;
+  double sum = 0;
+  for (int c = 0; c < kPartials; ++c) sum += losses[c];
+  *loss += sum * inv_count;
+}
+
 }  // namespace

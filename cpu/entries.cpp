@@ -6,6 +6,7 @@
 // out   z = row_scale * the gradient * inv_count where an entry counts, 0 elsewhere
 //       loss double [1] adds the sum of the entries' losses, times inv_count
 //       partials (double [64, T] or null) gains the columns of the gradient before row_scale
+//       window_first, total, kept: as of softmax_xent (loss.cpp)
 // Scores of any size have a finite loss; NaN reaches it. Bitwise repeatable. Twin: cuda/entries.cu.
 // entry_counts: counts int64 [3, 3, T]: per split (bit of mask) and column, known entries that are right and positive
 // (z > 0 and target > 0.5), predicted positive, and positive.
@@ -59,12 +60,14 @@ double row_of(int32_t kind, T* z, const T* targets, int64_t cols, T inv_count) {
 template <class S>
 void entry_loss(S* z, int64_t ld, int64_t rows, int64_t cols, const Real<S>* targets, const uint8_t* mask,
                 double inv_count, int32_t kind, const Real<S>* row_scale, double* loss, double* partials,
-                int32_t threads) {
-  double losses[kPartials] = {0};
+                const Window& window, double* kept, int32_t threads) {
+  double own[kPartials] = {0};
+  double* losses = kept ? kept : own;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (int64_t c = 0; c < kPartials; ++c) {
     double* sums = partials ? partials + c * cols : nullptr;
-    for (int64_t v = chunk_start(rows, c); v < chunk_start(rows, c + 1); ++v) {
+    const Span chunk = chunk_rows(window, rows, c);
+    for (int64_t v = chunk.begin; v < chunk.end; ++v) {
       if (!(mask[v] & 1)) {
         memset(z + v * ld, 0, cols * sizeof(S));
         continue;
@@ -78,9 +81,7 @@ void entry_loss(S* z, int64_t ld, int64_t rows, int64_t cols, const Real<S>* tar
       });
     }
   }
-  double sum = 0;
-  for (int c = 0; c < kPartials; ++c) sum += losses[c];
-  *loss += sum * inv_count;
+  add_losses(window, rows, losses, inv_count, loss);
 }
 
 template <class S>
@@ -109,16 +110,18 @@ void entry_counts(const S* z, int64_t ld, int64_t rows, int64_t cols, const Real
 
 }  // namespace
 
-#define MGGCN_ENTRIES(suffix, S)                                                                                     \
-  MGGCN_EXPORT(mggcn_entry_loss_##suffix)                                                                            \
-  (S * z, int64_t ld, int64_t rows, int64_t cols, const Real<S>* targets, const uint8_t* mask, double inv_count,     \
-   int32_t kind, const Real<S>* row_scale, double* loss, double* partials, int32_t threads) {                        \
-    entry_loss<S>(z, ld, rows, cols, targets, mask, inv_count, kind, row_scale, loss, partials, threads);            \
-  }                                                                                                                  \
-  MGGCN_EXPORT(mggcn_entry_counts_##suffix)                                                                          \
-  (const S* z, int64_t ld, int64_t rows, int64_t cols, const Real<S>* targets, const uint8_t* mask, int64_t* counts, \
-   int32_t threads) {                                                                                                \
-    entry_counts<S>(z, ld, rows, cols, targets, mask, counts, threads);                                              \
+#define MGGCN_ENTRIES(suffix, S)                                                                                       \
+  MGGCN_EXPORT(mggcn_entry_loss_##suffix)                                                                              \
+  (S * z, int64_t ld, int64_t rows, int64_t cols, const Real<S>* targets, const uint8_t* mask, double inv_count,       \
+   int32_t kind, const Real<S>* row_scale, double* loss, double* partials, int64_t window_first, int64_t total,        \
+   double* kept, int32_t threads) {                                                                                    \
+    entry_loss<S>(z, ld, rows, cols, targets, mask, inv_count, kind, row_scale, loss, partials, {window_first, total}, \
+                  kept, threads);                                                                                      \
+  }                                                                                                                    \
+  MGGCN_EXPORT(mggcn_entry_counts_##suffix)                                                                            \
+  (const S* z, int64_t ld, int64_t rows, int64_t cols, const Real<S>* targets, const uint8_t* mask, int64_t* counts,   \
+   int32_t threads) {                                                                                                  \
+    entry_counts<S>(z, ld, rows, cols, targets, mask, counts, threads);                                                \
   }
 MGGCN_ENTRIES(f32, float)
 MGGCN_ENTRIES(f64, double)

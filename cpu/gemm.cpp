@@ -9,7 +9,8 @@
 //         of it and finished, or taken back through an activation, while they lie in the cache. Any number of threads
 //         gives the same bits.
 //   sums  a transposed, K long: segments of K, a number that depends on the shape alone, sum to results of their own,
-//         which are added in order.
+//         which are added in order. A call may have a window of K: packed, and carry, then keep what the next one goes
+//         on from, and the result is written with the last one.
 #include <omp.h>
 
 #include "gemm_product.h"
@@ -64,10 +65,9 @@ __attribute__((noinline)) void block_of_rows(const Product<S>& p, const Panels& 
   } while (k < p.inner);
 }
 
-// Rows [first, first + count) of the result, stored or, if the product is a gradient, taken to before the activation.
+// Rows [first, first + count) of the product, in the place of the result where nothing is left to be done.
 template <class O, class S>
-inline void finished_block(const Product<S>& p, const Panels& panels, int64_t first, int64_t count, Real<S>* own,
-                           double* sums) {
+inline Block<S> product_block(const Product<S>& p, const Panels& panels, int64_t first, int64_t count, Real<S>* own) {
   typedef Real<S> R;
   const bool direct = std::is_same_v<O, R> && panels.cols == p.cols && !p.activation;
   R* c = direct ? (R*)p.out + first * p.ld_out : own;
@@ -75,7 +75,7 @@ inline void finished_block(const Product<S>& p, const Panels& panels, int64_t fi
   if (!direct && p.accumulate)
     for (int64_t i = 0; i < count; ++i) widen_row(out_row<O>(p, first + i), c + i * ld_c, p.cols);
   block_of_rows(p, panels, first, count, own + kRowBlock * panels.cols, c, ld_c);
-  finish_rows<O>(p, first, count, c, ld_c, sums);
+  return {c, ld_c};
 }
 
 template <class O, class S>
@@ -83,8 +83,7 @@ void gemm_rows(const Product<S>& p, int32_t thread) {
   const Panels panels(p.cols, kTileWidth<S>);
   pack(p, panels);
   Real<S>* own = p.own + thread * p.ld_own;
-  for_blocks(
-      p, [&](int64_t first, int64_t count, double* sums) { finished_block<O>(p, panels, first, count, own, sums); });
+  blocks_of_rows<O>(p, [&](int64_t first, int64_t count) { return product_block<O>(p, panels, first, count, own); });
 }
 
 // How a thread packs kSumInner rows of both operands: panels of kTileRows columns of a, and panels of b as of a product
@@ -93,12 +92,18 @@ template <class S>
 struct Packing {
   static constexpr int64_t line = 64 / sizeof(Packed<S>), left_step = kSumInner<S> * kTileRows + line;
   Panels panels;  // of the columns [first, end) of b
-  int64_t first, end, left;
+  int64_t first, end, top, rows, left;
 
-  Packing(int64_t rows, int64_t first_col, int64_t end_col)
+  // cols: of b. across, down: panels of its columns, and tiles of the columns of a.
+  Packing(const Product<S>& p, const Panels& all, const Span& across, const Span& down)
+      : Packing(all.first(across.begin) * kTileWidth<S>, least(all.first(across.end) * kTileWidth<S>, p.cols),
+                down.begin * kTileRows, least(down.end * kTileRows, p.rows)) {}
+  Packing(int64_t first_col, int64_t end_col, int64_t first_row, int64_t end_row)
       : panels(end_col - first_col, kTileWidth<S>),
         first(first_col),
         end(end_col),
+        top(first_row),
+        rows(end_row - first_row),
         left((rows + kTileRows - 1) / kTileRows * left_step) {}
   int64_t right(int64_t panel) const {
     return left + kSumInner<S> * panels.first(panel) * kTileWidth<S> + panel * line;
@@ -111,12 +116,12 @@ inline void pack_rows(const Product<S>& p, const Packing<S>& packing, int64_t k,
   constexpr int width = kTileWidth<S>, group = Factors<S>::group;
   for (int64_t e = 0; e < inner; e += group) {
     const int64_t count = least(group, inner - e);
-    const S* rows = p.a + (k + e) * p.ld_a;
+    const S* rows = p.a + (k + e) * p.ld_a + packing.top;
     Packed<S>* place = own + e * kTileRows;
     int64_t i = 0;
-    for (; i + kTileRows <= p.rows; i += kTileRows, place += packing.left_step)
+    for (; i + kTileRows <= packing.rows; i += kTileRows, place += packing.left_step)
       pack_group(rows + i, count, p.ld_a, 1, kTileRows, kTileRows, place);
-    if (i < p.rows) pack_group(rows + i, count, p.ld_a, 1, p.rows - i, p.rows - i, place);
+    if (i < packing.rows) pack_group(rows + i, count, p.ld_a, 1, packing.rows - i, packing.rows - i, place);
     const S* right = p.b + (k + e) * p.step_k + packing.first * p.step_n;
     for (int64_t panel = 0; panel < packing.panels.count; ++panel) {
       const int64_t from = packing.panels.first(panel) * width, to = packing.panels.first(panel + 1) * width;
@@ -126,10 +131,10 @@ inline void pack_rows(const Product<S>& p, const Packing<S>& packing, int64_t k,
   }
 }
 
-// The sum of rows [k0, k1) into c, columns as packed.
+// The sum of rows [k0, k1) into c, rows and columns as packed; started: it is added to what c holds.
 template <class S>
-__attribute__((noinline)) void sum_segment(const Product<S>& p, const Packing<S>& packing, int64_t k0, int64_t k1,
-                                           Packed<S>* own, Real<S>* c, int64_t ld_c) {
+__attribute__((noinline)) void sum_rows(const Product<S>& p, const Packing<S>& packing, int64_t k0, int64_t k1,
+                                        bool started, Packed<S>* own, Real<S>* c, int64_t ld_c) {
   int64_t k = k0;
   do {  // once if there is nothing to sum
     const int64_t inner = least(kSumInner<S>, k1 - k);
@@ -139,30 +144,80 @@ __attribute__((noinline)) void sum_segment(const Product<S>& p, const Packing<S>
       const auto row = [&](int64_t i) {
         return own + i / kTileRows * packing.left_step + i % kTileRows * Factors<S>::group;
       };
-      tiles<Tiled<S>, kTileRows, kTileRows>(0, p.rows, vectors, whole_groups<S>(inner), row, 0,
-                                            own + packing.right(panel), c + packing.first + at * kTileWidth<S>, ld_c,
-                                            k > k0);
+      tiles<Tiled<S>, kTileRows, kTileRows>(
+          0, packing.rows, vectors, whole_groups<S>(inner), row, 0, own + packing.right(panel),
+          c + packing.top * ld_c + packing.first + at * kTileWidth<S>, ld_c, started || k > k0);
     }
     k += kSumInner<S>;
   } while (k < k1);
 }
 
+// Rows [begin, end) of a call that are in a segment, whose first row may lie in a window before (`start` < 0). Where
+// lanes hold pairs, those of a segment may lie across the edge between two windows: then the row before the edge is
+// left to the window behind, which sums it with its first row.
+template <class S>
+struct Stretch {
+  int64_t start, begin, end;
+  bool joins, leaves;
+
+  Stretch(const Product<S>& p, int64_t segment) {
+    constexpr int64_t group = Factors<S>::group;
+    start = p.window.total * segment / p.segments - p.window.first;
+    const int64_t stop = p.window.total * (segment + 1) / p.segments - p.window.first;
+    joins = start < 0 && start % group;
+    leaves = stop > p.inner && (p.inner - start) % group;
+    begin = most(start, 0) + joins;
+    end = least(stop, p.inner) - leaves;
+  }
+};
+
+// Copies a row of both operands to one of the two places for them.
+template <class S>
+void carry_row(const Product<S>& p, int64_t k, int64_t place) {
+  S* to = p.carry + place * (p.rows + p.cols);
+  memcpy(to, p.a + k * p.ld_a, p.rows * sizeof(S));
+  for (int64_t d = 0; d < p.cols; ++d) to[p.rows + d] = p.b[k * p.step_k + d * p.step_n];
+}
+
+// The product of the two rows that were carried.
+template <class S>
+inline Product<S> carried(Product<S> p) {
+  p.ld_a = p.step_k = p.rows + p.cols;
+  p.step_n = 1;
+  p.a = p.carry;
+  p.b = p.carry + p.rows;
+  return p;
+}
+
+template <class S>
+inline void sum_segment(const Product<S>& p, const Packing<S>& packing, const Stretch<S>& rows, Packed<S>* own,
+                        Real<S>* c, int64_t ld_c) {
+  if (rows.joins) sum_rows(carried(p), packing, 0, 2, rows.start < -1, own, c, ld_c);
+  sum_rows(p, packing, rows.begin, rows.end, rows.start < 0, own, c, ld_c);
+}
+
 template <class O, class S>
 void gemm_sums(const Product<S>& p, int32_t thread) {
   typedef Real<S> R;
-  constexpr int width = kTileWidth<S>;
-  const Panels all(p.cols, width);
-  // Fewer segments than threads want: columns are shared out as well, which changes no sum.
-  const int64_t wanted = (kItems * p.threads + p.segments - 1) / p.segments, across = least(wanted, all.count);
+  const Panels all(p.cols, kTileWidth<S>);
+  const int64_t down = (p.rows + kTileRows - 1) / kTileRows;
+  const Shares shares(p, p.window.first, p.window.first + p.inner, p.window.total, all.count, down);
   Packed<S>* own = (Packed<S>*)(p.own + thread * p.ld_own);
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t item = 0; item < p.segments * across; ++item) {
-    const int64_t segment = item / across, j = item % across;
-    const int64_t first = all.first(all.count * j / across) * width,
-                  end = all.first(all.count * (j + 1) / across) * width;
-    sum_segment(p, Packing<S>(p.rows, first, least(end, p.cols)), p.inner * segment / p.segments,
-                p.inner * (segment + 1) / p.segments, own, p.packed + segment * p.rows * all.cols, all.cols);
+  if (Stretch<S>(p, shares.first).joins) {
+#pragma omp single
+    carry_row(p, 0, 1);
   }
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t item = 0; item < shares.count(); ++item) {
+    const int64_t segment = shares.segment(item);
+    const Packing<S> packing(p, all, shares.columns(item, all.count), shares.rows(item, down));
+    sum_segment(p, packing, Stretch<S>(p, segment), own, p.packed + segment * p.rows * all.cols, all.cols);
+  }
+  if (Stretch<S>(p, shares.first + shares.segments - 1).leaves) {
+#pragma omp single
+    carry_row(p, p.inner - 1, 0);
+  }
+  if (!p.window.is_last(p.inner)) return;
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < p.rows; ++i) {
     R* z = p.packed + i * all.cols;

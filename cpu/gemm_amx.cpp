@@ -169,11 +169,11 @@ void amx_rows(const Product<bf16>& p, int32_t thread) {
   bf16* copy = (bf16*)(c + kRowBlock * ld_c);
   pack_right(p, (bf16*)c);
   const amx::Tiles tiles;
-  for_blocks(p, [&](int64_t first, int64_t count, double* sums) {
+  blocks_of_rows<O>(p, [&](int64_t first, int64_t count) {
     if (p.accumulate)
       for (int64_t i = 0; i < count; ++i) widen_row(out_row<O>(p, first + i), c + i * ld_c, p.cols);
     block_of_rows(p, first, count, copy, c, ld_c);
-    finish_rows<O>(p, first, count, c, ld_c, sums);
+    return Block<bf16>{c, ld_c};
   });
 }
 
@@ -182,6 +182,13 @@ struct Operand {
   const bf16* at;
   int64_t step, step_d, first, end;
 };
+
+// An operand's columns of some tiles.
+inline Operand cut(Operand x, const Span& tiles) {
+  x.first = tiles.begin * kSide;
+  x.end = least(tiles.end * kSide, x.end);
+  return x;
+}
 
 // Rows [k, k + count) of an operand as [panel][step][2 tiles]. block: 32 rows of 32 numbers.
 template <class Pack>
@@ -201,8 +208,10 @@ inline void pack_rows(const Operand& x, int64_t k, int64_t count, bf16* block, c
     }
 }
 
-// The sums of rows [k0, k1) into c [left columns, ld_c], from the first column of the right operand on.
-void sum_segment(const Operand& left, const Operand& right, int64_t k0, int64_t k1, char* own, float* c, int64_t ld_c) {
+// The sums of rows [k0, k1) into c [left columns, ld_c], from the first columns of both operands on; started: added to
+// what c holds.
+void sum_segment(const Operand& left, const Operand& right, int64_t k0, int64_t k1, bool started, char* own, float* c,
+                 int64_t ld_c) {
   const int64_t lefts = up(left.end - left.first), rights = up(right.end - right.first);
   bf16* block = (bf16*)own;
   char *packed_left = own + kPair, *packed_right = packed_left + 2 * lefts * kDeep;
@@ -214,10 +223,10 @@ void sum_segment(const Operand& left, const Operand& right, int64_t k0, int64_t 
     for (int64_t n = 0; n < rights; n += kSide)
       for (int64_t m = 0; m < lefts; m += kSide) {
         float* sums = c + m * ld_c + n;
-        if (k == k0)
-          zero_sums();
-        else
+        if (started || k > k0)
           load_sums(sums, ld_c);
+        else
+          zero_sums();
         multiply<2>(steps, packed_left + m / kSide * steps * kPair, 64, kTile, kPair,
                     packed_right + n / kSide * steps * kPair);
         store_sums(sums, ld_c);
@@ -232,23 +241,25 @@ void amx_sums(const Product<bf16>& p, int32_t thread) {
   const bool swapped = p.cols < p.rows;
   Operand left = {p.a, p.ld_a, 1, 0, p.rows}, right = {p.b, p.step_k, p.step_n, 0, p.cols};
   if (swapped) std::swap(left, right);
-  const int64_t ld_c = up(right.end), whole = up(left.end) * ld_c, steps = up(p.inner) / kSide;
-  // Fewer segments than threads want: columns are shared out as well, which changes no sum.
-  const int64_t wanted = (kItems * p.threads + p.segments - 1) / p.segments, across = least(wanted, ld_c / kSide);
+  const int64_t ld_c = up(right.end), whole = up(left.end) * ld_c, panels = ld_c / kSide, tiles = up(left.end) / kSide;
+  // Segments have whole steps, and windows begin at multiples of two: a step lies in one window.
+  const Window& w = p.window;
+  const int64_t steps = up(w.total) / kSide, begin = w.first / kSide, end = up(w.first + p.inner) / kSide;
+  const Shares shares(p, begin, end, steps, panels, tiles);
   float* own = p.own + thread * p.ld_own;
   {
-    const amx::Tiles tiles;
+    const amx::Tiles in_use;
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < p.segments * across; ++item) {
-      const int64_t segment = item / across, j = item % across, panels = ld_c / kSide;
-      Operand part = right;
-      part.first = panels * j / across * kSide;
-      part.end = least(panels * (j + 1) / across * kSide, right.end);
-      sum_segment(left, part, least(steps * segment / p.segments * kSide, p.inner),
-                  least(steps * (segment + 1) / p.segments * kSide, p.inner), (char*)own,
-                  p.packed + segment * whole + part.first, ld_c);
+    for (int64_t item = 0; item < shares.count(); ++item) {
+      const int64_t segment = shares.segment(item);
+      const Operand some = cut(left, shares.rows(item, tiles)), part = cut(right, shares.columns(item, panels));
+      const int64_t k0 = steps * segment / p.segments * kSide - w.first,
+                    k1 = steps * (segment + 1) / p.segments * kSide - w.first;
+      sum_segment(some, part, most(k0, 0), least(k1, p.inner), k0 < 0, (char*)own,
+                  p.packed + segment * whole + some.first * ld_c + part.first, ld_c);
     }
   }
+  if (!w.is_last(p.inner)) return;
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < p.rows; ++i) {
     const int64_t at = swapped ? i : i * ld_c, step = swapped ? ld_c : 1;

@@ -7,6 +7,8 @@
 // weights R [C] or null, smoothing e: the target is q_c = weights[c] ((c == label) (1 - e) + e / C) in place of onehot;
 // the
 //       row's loss is sum q_c (logsumexp(z) - z_c), its gradient (sum q) softmax(z) - q (Szegedy et al. 2016, 7)
+// window_first, total, kept (double [64], zero at first): rows may be a window of those that the sums run over;
+//       the loss is added with the last one, from what is kept of every chunk. All rows: 0, V, null.
 // Stable for any finite logits: the maximum is subtracted. Bitwise repeatable.
 // confusion: counts int64 [3, 3, C]: per split (bit of mask) right predictions, predictions and vertices of a class.
 #include <cmath>
@@ -81,17 +83,19 @@ double spread_row(T* z, int64_t cols, int32_t label, T inv_count, const T* weigh
 template <class S>
 void softmax_xent(S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask,
                   double inv_count, const Real<S>* weights, double smoothing, const Real<S>* row_scale, double* loss,
-                  double* partials, int32_t threads) {
+                  double* partials, const Window& window, double* kept, int32_t threads) {
   typedef Real<S> R;
   constexpr bool in_place = std::is_same_v<S, R>;
-  double losses[kPartials] = {0};
+  double own[kPartials] = {0};
+  double* losses = kept ? kept : own;
 #pragma omp parallel num_threads(threads)
   {
     std::vector<R> widened(in_place ? 0 : cols);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t c = 0; c < kPartials; ++c) {
       double* sums = partials ? partials + c * cols : nullptr;
-      for (int64_t v = chunk_start(rows, c); v < chunk_start(rows, c + 1); ++v) {
+      const Span chunk = chunk_rows(window, rows, c);
+      for (int64_t v = chunk.begin; v < chunk.end; ++v) {
         S* stored = z + v * ld;
         if (!(mask[v] & 1)) {
           memset(stored, 0, cols * sizeof(S));
@@ -112,9 +116,7 @@ void softmax_xent(S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* l
       }
     }
   }
-  double sum = 0;
-  for (int c = 0; c < kPartials; ++c) sum += losses[c];
-  *loss += sum * inv_count;
+  add_losses(window, rows, losses, inv_count, loss);
 }
 
 template <class S>
@@ -147,9 +149,9 @@ void confusion(const S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t
   MGGCN_EXPORT(mggcn_softmax_xent_##suffix)                                                                         \
   (S * z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, double inv_count,     \
    const Real<S>* weights, double smoothing, const Real<S>* row_scale, double* loss, double* partials,              \
-   int32_t threads) {                                                                                               \
+   int64_t window_first, int64_t total, double* kept, int32_t threads) {                                            \
     softmax_xent<S>(z, ld, rows, cols, labels, mask, inv_count, weights, smoothing, row_scale, loss, partials,      \
-                    threads);                                                                                       \
+                    {window_first, total}, kept, threads);                                                          \
   }                                                                                                                 \
   MGGCN_EXPORT(mggcn_confusion_##suffix)                                                                            \
   (const S* z, int64_t ld, int64_t rows, int64_t cols, const int32_t* labels, const uint8_t* mask, int64_t* counts, \

@@ -10,7 +10,7 @@
 // batch_norm_grad  out = factor * (g - once * (slope * (z - mean) + shift)); out may be g.     moves 3 V D
 // Rows are stored as S = float, double or bfloat16; gain and bias are Real<S>, all other vectors double: once [V], 0
 // for rows that another rank counts. Every sum is added in an order that shapes alone fix: a row by RowSum, a column
-// row after row of a chunk (common.h). Twin: cuda/norms.cu.
+// row after row of a chunk (common.h), of which a call may have a window. Twin: cuda/norms.cu.
 #include <cmath>
 
 #include "wide.h"
@@ -30,14 +30,15 @@ struct Norm {
   double* partials;
   double eps;
   int64_t rows, cols;
+  Window window;
   int32_t threads;
 };
 
 template <class S>
 using Row = void (*)(const Norm<S>&, int64_t row, double* sums);
 
-// All rows, those of passes with sums by chunks; sums: of this chunk, the second ones kPartials rows behind, zero when
-// it begins, or null.
+// All rows of a call, those of passes with sums by chunks; sums: of this chunk, the second ones kPartials rows behind,
+// zero when the first window begins, or null.
 template <class S, Row<S> row>
 void over_rows(const Norm<S>& a, int sums_of_a_row) {
   if (!sums_of_a_row) {
@@ -48,9 +49,10 @@ void over_rows(const Norm<S>& a, int sums_of_a_row) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
   for (int64_t c = 0; c < kPartials; ++c) {
     double* sums = a.partials + c * a.cols;
-    for (int s = 0; s < sums_of_a_row; ++s)
+    for (int s = 0; s < sums_of_a_row && a.window.first == 0; ++s)
       for (int64_t d = 0; d < a.cols; ++d) sums[s * kPartials * a.cols + d] = 0;
-    for (int64_t v = chunk_start(a.rows, c); v < chunk_start(a.rows, c + 1); ++v) row(a, v, sums);
+    const Span chunk = chunk_rows(a.window, a.rows, c);
+    for (int64_t v = chunk.begin; v < chunk.end; ++v) row(a, v, sums);
   }
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, get_args
 
 import numpy as np
@@ -26,14 +27,18 @@ from mggcn.backend.cpu.machine import dense_kernels
 from mggcn.backend.cpu.memory import Workspace, allocate
 from mggcn.backend.cpu.neighbours import CpuNeighbours
 from mggcn.backend.cpu.norms import CpuNorms
+from mggcn.backend.cpu.sizes import LOSS_BYTES
 from mggcn.backend.cpu.spmm import CpuSpmm, even_schedule, make_schedule
 from mggcn.backend.cpu.variants import gemm_kernel, gemm_variant
+from mggcn.backend.cpu.windows import Windows
 from mggcn.backend.epoch_end import Books, Step
 from mggcn.backend.events import DONE, Agree, Done, Eager, alone
 from mggcn.backend.host import HostStream
 from mggcn.backend.sparse_products import Spmm, WrapSpmm
 from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
+from mggcn.backend.window import Window
+from mggcn.errors import BackendError
 from mggcn.host import mapped_bytes, process_bytes
 
 PARTIALS = 64
@@ -64,12 +69,14 @@ class CpuBackend:
         self.team: Team = Team(threads)
         self._isa = isa or native.isa()
         self._workspace = Workspace()
+        self.windows: Windows = Windows()
         self._peak = 0
         self.sparse_products: CpuSpmm = CpuSpmm(dtype, self.team, self._isa, figures, self._workspace, choices)
         self._spmm: Spmm = self.sparse_products if wrap_spmm is None else wrap_spmm(self.sparse_products)
         usable = (isa,) if isa else dense_kernels()
         rows, sums = (gemm_kernel(figures, dtype.itemsize, shape, usable) for shape in get_args(DenseShape))
-        self.dense_products: CpuGemm = CpuGemm(gemm_variant(usable[-1]), self.team, rows, self._workspace, sums)
+        variant = gemm_variant(usable[-1])
+        self.dense_products: CpuGemm = CpuGemm(variant, self.team, rows, self._workspace, sums, self.windows)
 
     @property
     def name(self) -> str:
@@ -148,8 +155,9 @@ class CpuBackend:
         self, g: Tensor, h: Tensor, gradient: Gradient, first_row: int = 0, out: Tensor | None = None
     ) -> None:
         to = h if out is None else out
+        window = self.windows.of(h.shape[0], summed=gradient.partials is not None)
         if first_row == 0:
-            _begin(gradient.partials)
+            _begin(gradient.partials, window)
         self._run(
             "mggcn_activation_grad_",
             self.dtype,
@@ -163,6 +171,8 @@ class CpuBackend:
             address(gradient.h_scale),
             address(gradient.out_scale),
             address(gradient.partials),
+            window.first,
+            window.total,
             result=to.dtype,
         )
 
@@ -170,7 +180,7 @@ class CpuBackend:
         self, a: Tensor, b: Tensor, h: Tensor, block: Tensor, gradient: Gradient, out: Tensor | None = None
     ) -> None:
         if self.fuses_products:
-            _begin(gradient.partials)
+            _begin(gradient.partials, self.windows.of(h.shape[0], summed=gradient.partials is not None))
             to = h if out is None else out
             self.dense_products.multiply(a, b, to, accumulate=False, gradient=gradient, activation=h)
         else:
@@ -207,10 +217,12 @@ class CpuBackend:
         loss: Tensor,
         partials: Tensor | None,
     ) -> None:
-        _begin(partials)
+        window = self.windows.of(z.shape[0])
+        kept = self.windows.keep((name, z.shape[1], loss.data_ptr()), LOSS_BYTES)
+        _begin(partials, window)
         count = target.inv_count if target.changing is None else float(target.changing)
         of_rows = (*strided(z), *z.shape, address(target.labels), address(target.mask), count)
-        sums = (address(row_scale), address(loss), address(partials))
+        sums = (address(row_scale), address(loss), address(partials), window.first, window.total, kept)
         self._run(name, self.dtype, *of_rows, *options, *sums)
 
     def confusion(self, z: Tensor, labels: Tensor, mask: Tensor, counts: Tensor) -> None:
@@ -285,14 +297,31 @@ class CpuBackend:
 
     @property
     def norms(self) -> CpuNorms:
-        return CpuNorms(self.dtype, self.team, self._isa)
+        return CpuNorms(self.dtype, self.team, self._isa, self.windows)
 
     @property
     def relations(self) -> None:
         return None
 
+    def begin_windows(self, total: int, memory: Tensor) -> None:
+        if not self.fuses_products:
+            raise BackendError(
+                f"windows of rows have the bits of all rows where mggcn's own kernels multiply; here ({self.name}) torch "
+                "does, whose sums depend on the number of rows; keep all rows in memory"
+            )
+        self.windows.begin(total, memory)
 
-def _begin(partials: Tensor | None) -> None:
-    """Zero the partial sums, to which the kernels add."""
-    if partials is not None:
+    def window(self, first: int, count: int) -> None:
+        self.windows.move(first, count)
+
+    def end_windows(self, *, complete: bool = True) -> None:
+        self.windows.end(complete=complete)
+
+    def apart(self) -> AbstractContextManager[None]:
+        return self.windows.apart()
+
+
+def _begin(partials: Tensor | None, window: Window) -> None:
+    """Zero the partial sums, to which the kernels add, before the first window."""
+    if partials is not None and window.is_first:
         partials.zero_()

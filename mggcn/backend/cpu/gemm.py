@@ -11,9 +11,18 @@ from mggcn import native
 from mggcn.backend.base import Epilogue, Gradient
 from mggcn.backend.cpu.args import address, epilogue_args
 from mggcn.backend.cpu.memory import Workspace
-from mggcn.backend.cpu.sizes import GEMM_ROWS, aligned, converted_shapes, copied_shape, gemm_sizes
+from mggcn.backend.cpu.sizes import (
+    GEMM_ROWS,
+    GemmSizes,
+    aligned,
+    carry_bytes,
+    converted_shapes,
+    copied_shape,
+    gemm_sizes,
+)
 from mggcn.backend.cpu.structs import GemmArgs
 from mggcn.backend.cpu.variants import GemmVariant
+from mggcn.backend.cpu.windows import Windows
 from mggcn.backend.team import Team
 from mggcn.errors import BackendError
 
@@ -37,15 +46,24 @@ class CpuGemm:
     """Products of matrices of one storage type, by mggcn's kernels or by torch, as `variant` says.
 
     isa: instruction set of the kernels of products with a result for each row; sums: of those over the rows, by default
-    the same.
+    the same. windows: those that products with sums over rows are on.
     """
 
-    def __init__(self, variant: GemmVariant, team: Team, isa: str, workspace: Workspace, sums: str = "") -> None:
+    def __init__(
+        self,
+        variant: GemmVariant,
+        team: Team,
+        isa: str,
+        workspace: Workspace,
+        sums: str = "",
+        windows: Windows | None = None,
+    ) -> None:
         self.variant = variant
         self._team = team
         self._isa = isa
         self._sums = sums or isa
         self._workspace = workspace
+        self._windows = Windows() if windows is None else windows
 
     @property
     def name(self) -> str:
@@ -120,11 +138,16 @@ class CpuGemm:
             )
         real = 8 if a.dtype == torch.float64 else 4
         isa = self._sums if transposed else self._isa
-        sizes = gemm_sizes(rows, inner, cols, a.itemsize, real, transposed=transposed, tiles=isa.startswith("amx"))
+        summed = transposed or (gradient is not None and gradient.partials is not None)
+        window = self._windows.of(inner if transposed else rows, summed=summed)
+        long = window.total if transposed else inner
+        sizes = gemm_sizes(rows, long, cols, a.itemsize, real, transposed=transposed, tiles=isa.startswith("amx"))
+        kept = self._kept(a, cols, out, sizes) if transposed and self._windows.in_use else None
+        packed = sizes.packed if kept is None else 0
         finish = None if epilogue is None else epilogue_args(epilogue)
         back = None if gradient is None else _gradient_args(gradient)
         with self._workspace.lock:
-            start = self._workspace.take(sizes.total(self._team.planned)).data_ptr()
+            start = self._workspace.take(packed + self._team.planned * sizes.own).data_ptr()
             args = GemmArgs(
                 address(a),
                 address(b),
@@ -133,8 +156,9 @@ class CpuGemm:
                 None if finish is None else ctypes.addressof(finish),
                 None if back is None else ctypes.addressof(back),
                 None if gradient is None else address(gradient.partials),
-                start,
-                start + sizes.packed,
+                start if kept is None else kept,
+                start + packed,
+                None if kept is None else kept + sizes.packed,
                 rows,
                 inner,
                 cols,
@@ -146,11 +170,19 @@ class CpuGemm:
                 sizes.own // real,
                 sizes.segments,
                 first_row,
+                window.first,
+                window.total,
                 int(transposed),
                 int(accumulate),
                 self._team.running,
             )
             native.kernel("mggcn_gemm_", _KINDS[a.dtype, out.dtype], isa)(ctypes.byref(args))
+
+    def _kept(self, a: Tensor, cols: int, out: Tensor, sizes: GemmSizes) -> int | None:
+        """Address of the sums of segments, and of a pair's rows, that a product over rows keeps between windows."""
+        rows = a.shape[0]
+        call = ("a^T b", rows, cols, a.dtype, out.dtype, out.data_ptr())
+        return self._windows.keep(call, sizes.packed + carry_bytes(rows, cols, a.itemsize))
 
     def _matrices(self, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> list[Tensor]:
         """Matrices in the work space, each aligned to a cache line."""

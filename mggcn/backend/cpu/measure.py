@@ -302,6 +302,7 @@ class _Measuring:
             ld_out=e,
             ld_own=sizes.own // real,
             segments=sizes.segments,
+            total=rows,
             a_t=int(summed),
             threads=self._threads,
         )

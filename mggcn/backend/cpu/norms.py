@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mggcn import native
 from mggcn.backend.cpu.args import NAMES, address
+from mggcn.backend.cpu.windows import Windows
 from mggcn.backend.norms import BatchTerms
 from mggcn.backend.team import Team
 
@@ -36,15 +37,17 @@ class NormArgs(ctypes.Structure):
         ("eps", _D),
         ("rows", _L),
         ("cols", _L),
+        ("window_first", _L),
+        ("total", _L),
         ("threads", _I),
     )
 
 
 class CpuNorms:
-    """The kernels for one storage type on a team of threads."""
+    """The kernels for one storage type on a team of threads. windows: those that calls with sums are on."""
 
-    def __init__(self, dtype: torch.dtype, team: Team, isa: str) -> None:
-        self._kind, self._team, self._isa = NAMES[dtype], team, isa
+    def __init__(self, dtype: torch.dtype, team: Team, isa: str, windows: Windows) -> None:
+        self._kind, self._team, self._isa, self._windows = NAMES[dtype], team, isa, windows
 
     def layer_norm(self, z: Tensor, gain: Tensor, bias: Tensor, eps: float, out: Tensor) -> None:
         self._run("layer_norm", z, out=out, eps=eps, gain=gain, bias=bias)
@@ -75,7 +78,10 @@ class CpuNorms:
         **vectors: Tensor | None,
     ) -> None:
         rows, cols = z.shape
-        args = NormArgs(eps=eps, rows=rows, cols=cols, threads=self._team.running)
+        args = NormArgs(eps=eps, rows=rows, cols=cols, total=rows, threads=self._team.running)
+        if "partials" in vectors:
+            window = self._windows.of(rows)
+            args.window_first, args.total = window.first, window.total
         for matrix, tensor in (("g", g), ("z", z), ("out", out)):
             setattr(args, matrix, address(tensor))
             setattr(args, f"ld_{matrix}", 0 if tensor is None else tensor.stride(0))

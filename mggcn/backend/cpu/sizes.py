@@ -6,6 +6,7 @@ V rows and N columns of a sparse matrix, D columns of its operand.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mggcn.backend.cpu.figures import LINE, Figures
@@ -27,6 +28,9 @@ AMX_SIDE, AMX_DEEP = 32, 512
 """Rows and columns of the sums that AMX tiles hold, and rows that a thread packs at a time (cpu/gemm_amx.cpp)."""
 SEGMENT_ROWS, MAX_SEGMENTS, SEGMENTS_BYTES = 1024, 64, 2**22
 """Rows that one thread sums at least; most parts of such a sum; bytes that their results may take together."""
+
+LOSS_BYTES = 8 * 64
+"""The losses of all chunks (cpu/common.h)."""
 
 
 def max_parts(nnz: int) -> int:
@@ -125,6 +129,40 @@ def _amx_sizes(rows: int, inner: int, cols: int, real: int, *, transposed: bool)
 def _lined(cols: int, real: int) -> int:
     """Columns up to the end of a cache line."""
     return -(-cols * real // LINE) * LINE // real
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSum:
+    """A product a^T b (rows, cols) over `total` rows of all windows; item, real: bytes of a stored number and of a sum."""
+
+    rows: int
+    cols: int
+    total: int
+    item: int
+    real: int
+
+
+def window_bytes(products: Iterable[WindowSum], losses: int = 1, *, tiles: bool = False) -> int:
+    """Return the most memory, in bytes, that sums keep between windows: of products, and of losses with 64 chunks each.
+
+    products: those of one pass over the windows; tiles: as of `gemm_bytes`.
+    """
+    kept = losses * aligned(LOSS_BYTES)
+    for of in products:
+        most = max(
+            gemm_sizes(of.rows, of.total, of.cols, of.item, of.real, transposed=True, tiles=by_tiles).packed
+            for by_tiles in {False, tiles and of.item == 2}
+        )
+        kept += aligned(most + carry_bytes(of.rows, of.cols, of.item))
+    return kept
+
+
+def carry_bytes(rows: int, cols: int, item: int) -> int:
+    """Return the bytes of two rows of both operands of a product a^T b: of a pair that windows take apart.
+
+    Of bfloat16 alone, whose products may be by pairs.
+    """
+    return 2 * (rows + cols) * item if item == 2 else 0
 
 
 def converted_shapes(rows: int, inner: int, cols: int, *, summed: bool) -> tuple[tuple[int, int], ...]:

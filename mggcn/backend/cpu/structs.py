@@ -23,8 +23,9 @@ class GemmArgs(ctypes.Structure):
     """`Product<S>` of cpu/gemm_product.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("a", "b", "out", "h", "epilogue", "activation", "partials", "packed", "own")),
+        *((name, _P) for name in ("a", "b", "out", "h", "epilogue", "activation", "partials")),
+        *((name, _P) for name in ("packed", "own", "carry")),
         *((name, _L) for name in ("rows", "inner", "cols", "ld_a", "step_k", "step_n", "ld_out", "ld_h", "ld_own")),
-        *((name, _L) for name in ("segments", "first_row")),
+        *((name, _L) for name in ("segments", "first_row", "window_first", "total")),
         *((name, _I) for name in ("a_t", "accumulate", "threads")),
     )
