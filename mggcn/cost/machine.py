@@ -88,8 +88,8 @@ class DeviceRates:
     gemm: Mapping[str, float]
     """FLOP per second of dense products by precision, of shapes for which there is no table."""
     gemm_rows: Mapping[str, RateTable] = field(default_factory=dict)
-    """Likewise of products with a result for each row, by the harmonic mean of both widths: they are as fast as the
-    shorter of two loops allows."""
+    """Likewise of products with a result for each row, by the harmonic mean of both widths: an assumption about
+    products whose widths differ."""
     gemm_sums: Mapping[str, RateTable] = field(default_factory=dict)
     """Likewise of sums over the rows, the gradients of weights."""
     fused: Mapping[str, float] = field(default_factory=dict)

@@ -55,7 +55,7 @@ PASSES: Final = ((2**20, 64), (2**22, 64), (2**24, 16), (2**25, 8), (2**27, 4))
 DENSE_ROWS: Final = 2**15
 """Rows of the dense products that are timed: as many as a layer's, so that their beginnings do not count."""
 DENSE_WIDTHS: Final = (16, 32, 64, 128, 256)
-"""Widths of these, both alike. Wider ones were no faster (Zen 3, two cores)."""
+"""Widths of these, both alike. Wider products are taken to run at the rate of the widest, which nobody has measured."""
 DENSE_CALLS: Final = 5
 
 
