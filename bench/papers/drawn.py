@@ -92,10 +92,14 @@ def drawn_rows(
     ranks: int = 4,
     macros: Sequence[int] = (8, 0),
     most: int = ALL_STEPS,
+    seed: int = 1,
 ) -> ReadRows:
-    """Draw the first steps of a run on ranks whose vertices an order shares out. sample: settings of [sample]."""
+    """Draw the first steps of a run on ranks whose vertices an order shares out. sample: settings of [sample]; seed: of the
+    order and the draws.
+    """
     tables = {
         "model": SAGE,
+        "train": {"seed": seed},
         "sample": {"fanout": FANOUT} | sample,
         "run": {"ranks": ranks, "transport": "threads" if ranks > 1 else "single", "order": order},
     }

@@ -265,13 +265,14 @@ def test_items_end(paper: str, item: str, run: Callable[..., tuple[int, dict[str
 
 @pytest.mark.slow
 def test_rows_of_others_by_order(run: Callable[..., tuple[int, dict[str, Record]]]) -> None:
-    """Fails if an order is left out, or more is fetched together than one by one."""
+    """Fails if an order or a seed is left out, seeds are all the same, or more is fetched together than one by one."""
     _, found = run("distdgl", "figure-10")
     drawn = found["figure-10"]["facts"]["drawn"]
     orders = ["random", "stream", "metis", "metis-balanced"]
-    assert [(row["graph"], row["order"]) for row in drawn] == [
-        (name, order) for name in ("products-like", "papers-like") for order in orders
+    assert [(row["graph"], row["order"], row["seed"]) for row in drawn] == [
+        (name, order, seed) for name in ("products-like", "papers-like") for order in orders for seed in distdgl.SEEDS
     ]
+    assert len({row["rows"] for row in drawn if (row["graph"], row["order"]) == ("products-like", "random")}) > 1
     for row in drawn:
         counts = [*row["fetched"].values()]
         assert 0 < counts[-1] <= counts[0]
