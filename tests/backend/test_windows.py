@@ -19,7 +19,7 @@ from mggcn.backend.cpu.sizes import WindowSum, segments, window_bytes
 from mggcn.backend.cpu.windows import Windows
 from mggcn.backend.norms import BatchTerms
 from mggcn.backend.team import Team
-from mggcn.backend.window import STEP, Window, WindowedBackend
+from mggcn.backend.window import STEP, Window
 from mggcn.errors import BackendError
 from tests.backend.cases import clock
 from tests.backend.cpu import amx, wide_tiles
@@ -466,8 +466,3 @@ def test_no_rows() -> None:
         assert not found["weight"].any()
         assert not found["partials"].any()
         assert found["loss"] == 1
-
-
-def protocol(backend: CpuBackend) -> WindowedBackend:
-    """A CPU backend has windows: for the type checker."""
-    return backend

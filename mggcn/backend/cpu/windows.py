@@ -64,7 +64,7 @@ class Windows:
 
     def end(self, *, complete: bool) -> None:
         """Implement WindowedBackend.end_windows."""
-        window, self._window, self._memory = self._window, None, self._memory[:0]
+        window, self._window, self._memory = self._window, None, torch.empty(0, dtype=torch.uint8)
         if complete and window is not None:
             if not window.is_last:
                 raise BackendError(
