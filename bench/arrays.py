@@ -63,10 +63,10 @@ def dense_features(store: Path) -> npt.NDArray[np.float32]:
     return x
 
 
-def targets(store: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Ids of the training vertices of the first split, and their labels."""
-    train, labels = np.load(store / "train.npy"), np.load(store / "labels.npy")
-    ids = np.flatnonzero(train.reshape(-1, labels.size)[0])
+def targets(store: Path, of: str = "train") -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Ids of the training vertices of the first split, or of others of it, and their labels."""
+    mask, labels = np.load(store / f"{of}.npy"), np.load(store / "labels.npy")
+    ids = np.flatnonzero(mask.reshape(-1, labels.size)[0])
     return ids, labels[ids]
 
 

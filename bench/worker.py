@@ -1,6 +1,6 @@
 """The process of mggcn in a comparison: does what `mggcn train` does on one rank, one epoch at a time.
 
-run, model  (job) settings; what is `auto` in them is chosen as by `mggcn train`.
+run, model, train  (job) settings; what is `auto` in them is chosen as by `mggcn train`.
 plain_rows  (job) sparse products go row by row, without panels, blocks or rows fetched ahead.
 """
 
@@ -61,7 +61,8 @@ def prepare(job: dict[str, Any]) -> Contender:
     imported, began = memory(), time.perf_counter()
     run, model = {"threads": job["threads"]} | job.get("run", {}), {"hidden": job["hidden"]} | job.get("model", {})
     graph = open_store(job["store"])
-    config, _ = resolve_auto(from_tables({"model": model, "train": {"eval_every": 0}, "run": run}), graph)
+    train = {"eval_every": 0} | job.get("train", {})
+    config, _ = resolve_auto(from_tables({"model": model, "train": train, "run": run}), graph)
     plan, owners = plan_graph(config, graph)
     require_fit(plan, memory_limit(config))
     planned = time.perf_counter()

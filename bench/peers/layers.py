@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.process import Contender
@@ -99,25 +100,32 @@ def paced(batches: Iterable[Any], do: Callable[[Any], Any], count: int) -> float
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a library trains with on batches: its loader, the width of features, seeds of an epoch, and its layers.
+    """What a library trains with on batches: its loader, seeds of an epoch, the features of all vertices, and its layers.
 
     step: takes the network and a batch of the loader, returns scores and labels. set_weights: to mggcn's initial ones.
+    whole: the graph as layers take it, by which the trained network is scored.
     """
 
     loader: Any
-    features: int
     seeds: int
+    x: Any
     make_layer: MakeLayer
     step: Callable[[Any, Any], tuple[Any, Any]]
     set_weights: Callable[[Any, Mapping[str, Any]], None]
+    whole: Any
 
 
 def trained(job: dict[str, Any], sampled: Sampled, facts: dict[str, Any]) -> Contender:
-    """Return a network on batches, whose figure is the seconds of an epoch, from its first batches, or its last loss."""
+    """Return a network on batches, whose figure is the seconds of an epoch, from its first batches, or its last loss.
+
+    The result of whole epochs: their mean losses, and the accuracy of the test vertices by all of their neighbours.
+    """
     import numpy as np
     import torch
 
-    widths = [sampled.features, *job["hidden"], job["classes"]]
+    from bench.arrays import targets
+
+    widths = [sampled.x.shape[1], *job["hidden"], job["classes"]]
     last = len(widths) - 1
 
     class Net(torch.nn.Module):
@@ -130,10 +138,11 @@ def trained(job: dict[str, Any], sampled: Sampled, facts: dict[str, Any]) -> Con
             for number, (layer, block) in enumerate(zip(self.layers, blocks, strict=True), start=1):
                 h = layer(block, h)
                 if number < last:
-                    h = torch.nn.functional.dropout(h.relu_(), DROPOUT)
+                    h = torch.nn.functional.dropout(h.relu_(), DROPOUT, self.training)
             return h
 
     torch.set_num_threads(job["threads"])
+    torch.manual_seed(job.get("seed", 1))
     net, losses = Net(), list[float]()
     with np.load(job["weights"]) as weights, torch.no_grad():
         sampled.set_weights(net, weights)
@@ -154,4 +163,14 @@ def trained(job: dict[str, Any], sampled: Sampled, facts: dict[str, Any]) -> Con
             losses.append(statistics.mean(train(batch) for batch in sampled.loader))
         return losses[-1]
 
-    return Contender(epoch, facts, lambda: losses)
+    def result() -> list[float]:
+        if not losses:
+            return []
+        test, labels = (torch.from_numpy(array) for array in targets(Path(job["store"]), "test"))
+        net.eval()
+        with torch.no_grad():
+            right = net([sampled.whole] * last, sampled.x)[test].argmax(1) == labels
+        net.train()
+        return [*losses, right.double().mean().item()]
+
+    return Contender(epoch, facts, result)

@@ -1,9 +1,12 @@
 """The process of DGL or PyG in the contest of sampled training. Answers `epoch` with seconds, `result` with facts.
 
 part  (job) sampler: seconds of a batch's blocks, with both orders of DGL's; feed: of drawing and gathering; train: of an
-      epoch, from its first batches; losses: trains whole epochs and returns their mean losses.
+      epoch, from its first batches; losses: trains whole epochs, and returns their mean losses and the test accuracy then,
+      of the whole graph.
 package  (job) dgl: dgl.dataloading with int64 ids, since blocks of int32 ids may be broken (DGL 2.1.0, two threads); pyg:
       NeighborLoader on torch-sparse's sampling operator, which setup.sh compiles alone. A batch of each is checked first.
+again  (job, pyg) draw in every hop of all vertices that the hop has, as DGL and mggcn do, by PyG's sampler of one hop.
+      NeighborLoader draws of a vertex once, where it is first reached, and every layer reads these edges.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ def dgl_library(job: dict[str, Any]) -> Contender:
 
     warnings.filterwarnings("ignore", "Dataloader CPU affinity")
     dgl.utils.set_num_threads(job["threads"])
+    dgl.seed(job.get("seed", 1))
     imported, store = held(), Path(job["store"])
     looped = job["part"] in ("train", "losses") and job["kind"] != "sage"
     indptr, indices = with_loops(store) if looped else (np.load(store / f"{n}.npy") for n in ("indptr", "indices"))
@@ -79,7 +83,8 @@ def dgl_library(job: dict[str, Any]) -> Contender:
     def step(net: Any, batch: Any) -> Any:
         return net(batch[2], x.index_select(0, batch[0])), known[batch[1]]
 
-    return trained(job, Sampled(loader, x.shape[1], train.numel(), layer, step, start), {"imported": imported})
+    sampled = Sampled(loader, train.numel(), x, layer, step, start, graph)
+    return trained(job, sampled, {"imported": imported})
 
 
 def check_dgl(batch: Any, fanouts: list[int]) -> None:
@@ -132,15 +137,20 @@ def pyg(job: dict[str, Any]) -> Contender:
     indptr, indices, x, train, labels = load(Path(job["store"]))
     known = torch.empty(indptr.numel() - 1, dtype=torch.int64)
     known[train] = labels
-    rows = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff())
+    rows, csr = torch.repeat_interleave(torch.arange(indptr.numel() - 1), indptr.diff()), job["kind"] == "sage"
     data = Data(edge_index=torch.stack([indices.long(), rows]), num_nodes=indptr.numel() - 1)
+    whole = None
+    if job["part"] == "losses":
+        whole = block_of(data.edge_index, data.num_nodes, data.num_nodes, indices.numel(), csr)
     del indptr, indices, rows
     if job["part"] != "sampler":
         data.x, data.y = x, known
     extents = {"batch_size": job["batch"], "shuffle": True, "num_workers": job.get("workers", 0), "is_sorted": True}
-    loader = NeighborLoader(data, job["fanouts"], input_nodes=train, **extents)
-    del data
+    loader: Any = NeighborLoader(data, job["fanouts"], input_nodes=train, **extents)
     check_pyg(next(iter(loader)), job["fanouts"])
+    if job.get("again"):
+        loader = Drawn(drawn_again(data, job["fanouts"], csr), train, job["batch"])
+    del data
     facts: dict[str, Any] = {"imported": imported}
     if job["part"] in ("sampler", "feed"):
         sizes: list[float] = []
@@ -149,7 +159,6 @@ def pyg(job: dict[str, Any]) -> Contender:
             sizes[:] = [float(batch.edge_index.shape[1]), float(batch.n_id.numel())]
 
         return Contender(lambda: paced(loader, measure, job["batches"]), facts, lambda: sizes)
-    csr = job["kind"] == "sage"
 
     def layer(d: int, e: int, last: bool) -> Any:
         if job["kind"] == "gcn":
@@ -179,10 +188,33 @@ def pyg(job: dict[str, Any]) -> Contender:
             return self.conv(block[0], (h, h[: block[1]]))
 
     def step(net: Any, batch: Any) -> Any:
+        if job.get("again"):
+            blocks, ids, seeds = batch
+            return net(blocks, x.index_select(0, ids)), known[seeds]
         blocks = [block_of(batch.edge_index, *hop, csr) for hop in reversed(hops_of(batch, len(job["fanouts"])))]
         return net(blocks, batch.x), batch.y[: batch.batch_size]
 
-    return trained(job, Sampled(loader, x.shape[1], train.numel(), layer, step, start), facts)
+    return trained(job, Sampled(loader, train.numel(), x, layer, step, start, whole), facts)
+
+
+def drawn_again(data: Any, fanouts: list[int], csr: bool) -> Callable[[Any], Any]:
+    """Return what draws the blocks of seeds, the input's first, and their rows, hop by hop of all vertices so far."""
+    import torch
+    from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
+
+    samplers = [NeighborSampler(data, [fanout], is_sorted=True) for fanout in fanouts]
+
+    def draw(seeds: Any) -> Any:
+        ids, blocks = seeds, []
+        for sampler, fanout in zip(samplers, fanouts, strict=True):
+            hop = sampler.sample_from_nodes(NodeSamplerInput(None, ids))
+            check(hop.row, hop.col, hop.node.numel(), ids.numel(), fanout)
+            edges = torch.stack([hop.row, hop.col])
+            blocks.insert(0, block_of(edges, ids.numel(), hop.node.numel(), hop.row.numel(), csr))
+            ids = hop.node
+        return blocks, ids, seeds
+
+    return draw
 
 
 def hops_of(batch: Any, count: int) -> list[tuple[int, int, int]]:

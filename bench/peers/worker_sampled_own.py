@@ -1,8 +1,8 @@
 """The process of mggcn in the contest of sampled training. Answers `epoch` with seconds, `result` with facts.
 
 part  (job) sampler: seconds of a batch with compaction and transpose of every hop, drawn by the feed; feed: the same with
-      gathered features; train: of an epoch of `mggcn train`; losses: trains by that command and returns its losses; own: of
-      an epoch in this process, whose seconds by stage are its result.
+      gathered features; train: of an epoch of `mggcn train`; losses: trains by that command, and returns its losses and
+      the test accuracy at the end; own: of an epoch in this process, whose seconds by stage are its result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def prepare(job: dict[str, Any]) -> Contender:
 def tables(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings of mggcn's runs."""
     sample = {"batch": job["batch"], "fanout": job["fanouts"]} | ({"ahead": job["ahead"]} if "ahead" in job else {})
-    train = {"epochs": job.get("epochs", 1000), "lr": LR, "eval_every": 0}
+    train = {"epochs": job.get("epochs", 1000), "lr": LR, "eval_every": 0, "seed": job.get("seed", 1)}
     run = {"threads": job["threads"]}
     return {"model": {"dropout": DROPOUT} | job["model"], "sample": sample, "train": train, "run": run}
 
@@ -139,8 +139,8 @@ def own_rank(job: dict[str, Any], config: Any, graph: Any, plan: Any, owners: An
 
 
 def command(job: dict[str, Any]) -> Contender:
-    """Train by `mggcn train`; the figure is the seconds of a later epoch, or the last loss; the result, the losses."""
-    losses: list[float] = []
+    """Train by `mggcn train`; the figure is seconds of a later epoch, or the last loss; the result, losses and a score."""
+    found: list[float] = []
 
     def epoch() -> float:
         settings = tables(job)
@@ -150,13 +150,13 @@ def command(job: dict[str, Any]) -> Contender:
             mggcn("train", job["store"], "--quiet", "--out", f"{folder}/run", *words)
             lines = Path(folder, "run", "history.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        losses[:] = [row["loss"] for row in rows]
         if job["part"] == "losses":
-            return losses[-1]
+            found[:] = [*(row["loss"] for row in rows), rows[-1]["test"]]
+            return float(rows[-1]["loss"])
         later = sorted(row["seconds"] for row in rows[1:] or rows)
         return float(later[len(later) // 2])
 
-    return Contender(epoch, {}, lambda: losses)
+    return Contender(epoch, {}, lambda: found)
 
 
 def text_of(value: Any) -> str:

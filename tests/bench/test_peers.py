@@ -16,6 +16,7 @@ from bench import arrays, graphs, worker
 from bench.graphs import RELABELLED, Made
 from bench.peers import worker_product, worker_pyg, worker_pyg_layers
 from bench.peers.attention import MODELS
+from bench.peers.layers import Sampled, trained
 from bench.peers.libraries import find_peers
 from bench.report import ROOT
 from mggcn.graph.generate import community
@@ -165,3 +166,34 @@ def test_setup_is_a_proper_script_and_names_no_host() -> None:
     script = ROOT / "bench" / "peers" / "setup.sh"
     assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
     assert "://" not in script.read_text()
+
+
+def test_networks_on_batches_are_scored_by_the_whole_graph(store: Path, tmp_path: Path) -> None:
+    """Fails if scores are of training vertices or of a batch, or their rows are dropped."""
+    nets: list[torch.nn.Module] = []
+    x, known = torch.from_numpy(arrays.dense_features(store)), torch.from_numpy(np.load(store / "labels.npy"))
+    train, _ = (torch.from_numpy(array) for array in arrays.targets(store))
+    whole = torch.from_numpy(arrays.normalised_dense(store)).float()
+
+    class Layer(torch.nn.Linear):
+        def forward(self, block: torch.Tensor, h: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return block @ super().forward(h)
+
+    def step(net: torch.nn.Module, seeds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return net([whole, whole[seeds]], x), known[seeds]
+
+    np.savez(tmp_path / "weights.npz")
+    job = {"part": "losses", "epochs": 2, "threads": 1, "hidden": [64], "classes": 3, "store": str(store), "seed": 3}
+    sampled = Sampled(
+        train.split(10), train.numel(), x, lambda d, e, _: Layer(d, e), step, lambda net, _: nets.append(net), whole
+    )
+    contender = trained(job | {"weights": str(tmp_path / "weights.npz")}, sampled, {})
+    assert contender.result() == [], "nothing is trained yet"
+    last, (*losses, accuracy) = contender.epoch(), contender.result()
+    assert len(losses) == 2
+    assert losses[-1] == last
+    with torch.no_grad():
+        right = (nets[0].eval()([whole, whole], x).argmax(1) == known).numpy()
+    test = np.load(store / "test.npy").reshape(-1, 60)[0].astype(bool)
+    assert accuracy == pytest.approx(right[test].mean())
+    assert right[test].mean() != right.mean(), "so that the test tells them apart"

@@ -12,7 +12,7 @@ import pytest
 from bench import contest, readme_figure
 from bench.cpu import accuracy, ceilings, epochs, predictions, strategies, variants, ways
 from bench.peers import epochs as peers_epochs
-from bench.peers import products
+from bench.peers import products, sampled
 from bench.plots import read_plots
 from bench.report import GIB, MIB, marked, spread, verdict
 from mggcn.backend.cpu.variants import SpmmChoice, ahead_of
@@ -305,3 +305,17 @@ def test_forty_runs_have_settings() -> None:
     assert {c.model.kind for c in configs} == set(get_args(get_type_hints(ModelConfig)["kind"]))
     assert {(bool(c.sample.batch), c.run.ranks) for c in configs} == {(b, p) for b in (False, True) for p in (1, 2)}
     assert {c.run.precision for c in configs} >= {"fp32", "bf16", "mixed"}
+
+
+def test_losses_agree_by_their_spread() -> None:
+    """Fails if an error is that of a single run, a peer further off passes, or points are compared as shares."""
+    ours, near, far = ([mean + step for step in (-0.01, 0.0, 0.01)] for mean in (0.25, 0.26, 0.27))
+    # Pooled deviation 0.01, error of a difference 0.01 (2 / 3) ** 0.5.
+    assert "1.2 standard errors (agree: at most 2)" in sampled.agreement("loss", ours, near)
+    assert "2.4 standard errors (APART" in sampled.agreement("loss", ours, far)
+    assert "(agree: at most 0.3 points)" in sampled.agreement("score", ours, far, points=0.3)
+
+    runs = {name: [[1.0, loss, 0.5 + loss] for loss in of] for name, of in (("mggcn", ours), ("DGL", far))}
+    text = sampled.agreements({"results": runs})
+    assert text.count("APART") == 2, "0.02 of all are 2 points"
+    assert sampled.agreements({"results": {name: of[:1] for name, of in runs.items()}}) == "", "one run has no spread"

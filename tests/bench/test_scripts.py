@@ -112,6 +112,21 @@ def test_sampled_training_alone(run: Callable[..., Record], monkeypatch: pytest.
     assert sum(parts) == pytest.approx(step)
 
 
+@pytest.mark.slow
+def test_losses_of_sampled_training(run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if two seeds train alike, or losses and accuracy of an epoch are lost."""
+    from bench.peers import sampled
+
+    monkeypatch.setattr(sampled, "BATCH", 20)
+    arguments = ("--parts", "losses", "--models", "sage", "--cases", "arxiv-like", "--seeds", "2", "--peers", "none")
+    (found,) = run("peers.sampled", *arguments, shared="cache data")["measured"]
+    first, second = found["results"]["mggcn"]
+    assert len(first) == len(second) == sampled.EPOCHS["losses"] + 1
+    assert first[0] != second[0]
+    assert all(0 <= accuracy <= 1 for *_, accuracy in (first, second))
+    assert found["figures"]["mggcn"] == [first[-2], second[-2]]
+
+
 @pytest.mark.parametrize("what", [pytest.param(what, marks=pytest.mark.slow) for what in ("pruning", "setup")])
 def test_epochs_by_settings(what: str, run: Callable[..., Record], monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {what: ([Case("arxiv-like", (8,))], *rest) for what, (_, *rest) in epochs.EXPERIMENTS.items()}
