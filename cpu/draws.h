@@ -34,7 +34,7 @@ inline Eight::type below(Eight::type word, Eight::type y) {
 
 // words[k][l]: word k of row l, k < count rounded up to 4.
 inline void words_of_rows(const DrawKey& key, const uint32_t* vertices, int count, uint32_t (*words)[kPhiloxLanes]) {
-  const Dropout philox{key.seed, key.step, 0, 0, 0.0};
+  const Dropout philox{key.seed, key.step, 0, 0, 0.0, 0};
   for (int first = 0; first < count; first += 4) {
     PhiloxBlocks c;
     for (int l = 0; l < kPhiloxLanes; ++l) {
@@ -63,7 +63,7 @@ class RowWords {
         c_[2][l] = 0;
         c_[3][l] = first_ + made_ * kPhiloxLanes + l;
       }
-      philox_blocks(Dropout{key_.seed, key_.step, 0, 0, 0.0}, c_);
+      philox_blocks(Dropout{key_.seed, key_.step, 0, 0, 0.0, 0}, c_);
     }
     return c_[k % 4][k / 4 % kPhiloxLanes];
   }

@@ -22,7 +22,7 @@ inline void drop_row(T* z, int64_t first, int64_t cols, int64_t id, const Dropou
   uint16_t words[64];
   for (int64_t at = 0; at < cols; at += 64) {
     const int64_t count = cols - at < 64 ? cols - at : 64;
-    const uint32_t group = (uint32_t)((first + at) / 8);
+    const uint32_t group = dropout.first_group + (uint32_t)((first + at) / 8);
     philox_words(dropout, id, group, words);
     for (int64_t d = 0; d < count; ++d) z[at + d] = words[d] >= dropout.threshold ? z[at + d] * scale : (T)0;
   }

@@ -11,6 +11,7 @@ namespace {
 struct Dropout {
   uint32_t seed, epoch, layer, threshold;  // threshold = round(65536 p); 0 drops nothing
   double keep_scale;                       // 65536 / (65536 - threshold)
+  uint32_t first_group;                    // of the row of which z is a part: its first column / 8
 };
 
 constexpr int kPhiloxLanes = 8;

@@ -33,6 +33,7 @@ class DropoutArgs(ctypes.Structure):
         ("layer", ctypes.c_uint32),
         ("threshold", ctypes.c_uint32),
         ("keep_scale", ctypes.c_double),
+        ("first_group", ctypes.c_uint32),
     )
 
 

@@ -24,11 +24,13 @@ class Dropout:
     """One dropout mask: Philox4x32-10 keyed by (seed, epoch), counted by column, original id and layer.
 
     clock: int64 (2,) on the device, seed and epoch: an epoch that the device replays reads their current values.
+    first_column: of the matrix that the mask is of, where rows are columns of a wider one; a multiple of 8, on a CPU.
     """
 
     probability: float
     clock: Tensor
     layer: int
+    first_column: int = 0
 
     @property
     def threshold(self) -> int:

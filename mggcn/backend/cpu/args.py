@@ -29,7 +29,8 @@ def dropout_args(dropout: Dropout | None) -> native.DropoutArgs:
     if dropout is None:
         return native.DropoutArgs(0, 0, 0, 0, 1.0)
     seed, epoch = dropout.clock.tolist()
-    return native.DropoutArgs(seed, epoch, dropout.layer, dropout.threshold, dropout.keep_scale)
+    scale, first_group = dropout.keep_scale, dropout.first_column // 8
+    return native.DropoutArgs(seed, epoch, dropout.layer, dropout.threshold, scale, first_group)
 
 
 def epilogue_args(epilogue: Epilogue) -> native.EpilogueArgs:
