@@ -75,6 +75,13 @@ class AggregationPlan(Protocol):
         ...
 
     @property
+    def by_columns(self) -> bool:
+        """Whether some columns at a time, from multiples of 64 bytes on, have the bits of all at once, for a columnwise op:
+        messages and products are then as for these columns alone.
+        """
+        ...
+
+    @property
     def period(self) -> int:
         """Number of epochs after which the steps repeat: 1 unless different epochs send different rows."""
         ...

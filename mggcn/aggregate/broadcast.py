@@ -59,6 +59,7 @@ class BroadcastPlan:
     exact = True
     index_bytes = 0
     period = 1
+    by_columns = True
 
     @property
     def num_slots(self) -> int:

@@ -57,6 +57,7 @@ class DelayedPlan:
     symmetric: bool
     delay: int | None
     keep_last: bool
+    by_columns = True
 
     @property
     def exact(self) -> bool:

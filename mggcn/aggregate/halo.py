@@ -99,6 +99,7 @@ class HaloPlan:
     reuse: Reuse = UNKNOWN
     exact = True
     period = 1
+    by_columns = True
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

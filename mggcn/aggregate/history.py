@@ -27,6 +27,7 @@ class HistoryPlan:
     cache: Cache
     exact = False
     period = 1
+    by_columns = True
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -30,6 +30,7 @@ class LocalPlan:
     exact = True
     index_bytes = 0
     period = 1
+    by_columns = True
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -37,6 +37,7 @@ class SharedPlan:
     back: bool = True
     exact = True
     period = 1
+    by_columns = True
 
     @property
     def index_bytes(self) -> int:

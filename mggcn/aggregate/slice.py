@@ -81,6 +81,7 @@ class SlicePlan:
     exact = True
     index_bytes = 0
     period = 1
+    by_columns = False  # kernels sum the last columns of a row in another order, and each rank has others of a panel
 
     @property
     def num_vertices(self) -> int:

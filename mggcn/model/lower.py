@@ -35,22 +35,23 @@ Plans = Mapping[Block, AggregationPlan]
 """The plan of aggregating over each block of a program."""
 
 
-def lower(name: str, graph: Graph, sizes: Sizes, plans: Plans) -> Program:
+def lower(name: str, graph: Graph, sizes: Sizes, plans: Plans, *, again: bool = False) -> Program:
     """Lower a graph for one rank. Weight gradients are local sums, to be added over ranks.
 
-    Raises: PlanError for a graph that reads a value that no node makes.
+    again: whether its ops run more than once, over some rows at a time: sums over rows then keep their memory. Raises:
+    PlanError for a graph that reads a value that no node makes.
     """
     order = block_rows(graph, sizes.block_rows).values()
-    best = _placed(name, order, sizes, plans, REUSE[0])
+    best = _placed(name, order, sizes, plans, REUSE[0], again)
     for reuse in REUSE[1:]:
         # No arena is smaller than the buffers that live at once.
         if best.arena.nbytes == best.arena.busiest:
             break
-        best = min(best, _placed(name, order, sizes, plans, reuse), key=lambda program: program.arena.nbytes)
+        best = min(best, _placed(name, order, sizes, plans, reuse, again), key=lambda program: program.arena.nbytes)
     return best
 
 
-def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse: range) -> Program:
+def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse: range, again: bool) -> Program:
     """reuse: results also take the storage of a value of equal size that was last read this many ops ago."""
     names, storage = _names(order), _Storage(order, sizes, reuse)
     ops: list[Op] = []
@@ -73,7 +74,7 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
         operands = tuple(storage.of.get(operand, "") for operand in value.operands)
         out = storage.take(index, value, names[value])
         scratch = {
-            purpose: _spec(f"{names[value]}.{purpose}", room, value, sizes)
+            purpose: _spec(f"{names[value]}.{purpose}", room, value, sizes, again)
             for purpose, room in value.kind.scratch(value, sizes).items()
         }
         if isinstance(value.kind, Aggregate):
@@ -100,7 +101,8 @@ def _placed(name: str, order: Sequence[Value], sizes: Sizes, plans: Plans, reuse
         )
     buffers = _with_lifetimes(storage.specs, ops)
     outside = {*storage.outputs.values(), *(value.kind.name for value in order if isinstance(value.kind, StageInput))}
-    return Program(name, tuple(ops), place(buffers.values(), ops, outside), next(iter(ops[-1].reads), ""))
+    result = next(iter(ops[-1].reads), "") if ops else ""
+    return Program(name, tuple(ops), place(buffers.values(), ops, outside), result)
 
 
 def _names(order: Sequence[Value]) -> dict[Value, str]:
@@ -114,11 +116,11 @@ def _names(order: Sequence[Value]) -> dict[Value, str]:
     return names
 
 
-def _spec(name: str, room: Scratch, value: Value, sizes: Sizes) -> BufferSpec:
-    dtype = room.dtype or sizes.dtype
+def _spec(name: str, room: Scratch, value: Value, sizes: Sizes, again: bool) -> BufferSpec:
+    dtype, lifetime = room.dtype or sizes.dtype, "state" if again and room.sums else "scratch"
     if room.rows is None:
         return BufferSpec(name, sizes.rows[value.rows], room.cols, dtype, row_set=value.rows)
-    return BufferSpec(name, room.rows, room.cols, dtype)
+    return BufferSpec(name, room.rows, room.cols, dtype, lifetime)
 
 
 class _Storage:
@@ -175,7 +177,10 @@ def _with_lifetimes(specs: Mapping[str, BufferSpec], ops: Sequence[Op]) -> dict[
     loss = next((index for index, op in enumerate(ops) if isinstance(op.kind, Loss)), len(ops))
     before = {name for op in ops[:loss] for name in (*op.reads, *op.writes)}
     kept = before & {name for op in ops[loss:] for name in (*op.reads, *op.writes)}
-    return {name: replace(spec, lifetime="kept") if name in kept else spec for name, spec in specs.items()}
+    return {
+        name: replace(spec, lifetime="kept") if name in kept and spec.lifetime == "scratch" else spec
+        for name, spec in specs.items()
+    }
 
 
 def lower_setup(aggregation: AggregationPlan, sizes: Sizes, cols: int, width: int, hops: int = 1) -> Program:

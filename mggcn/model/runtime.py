@@ -6,6 +6,7 @@ Shapes: V rows of this rank, D input width, E output width. A_hat = S_r A^T S_c;
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -167,17 +168,35 @@ class Target(Protocol):
         """Implement KernelBackend.confusion."""
         ...
 
-    def rows(self, index: Tensor) -> Target:
-        """Return the target of some rows, by number."""
+    def rows(self, index: Tensor | slice) -> Target:
+        """Return the target of some rows, by number; of a slice it shares memory."""
         ...
 
 
 class Runtime(Protocol):
     """The data that ops work on: the named buffers of one rank and its constant tensors."""
 
-    backend: KernelBackend
-    clock: Tensor
-    """Seed and step, int64 (2,) on the device."""
+    @property
+    def backend(self) -> KernelBackend: ...
+
+    @property
+    def clock(self) -> Tensor:
+        """Seed and step, int64 (2,) on the device."""
+        ...
+
+    @property
+    def continues(self) -> bool:
+        """Whether an op has run over the rows before already: what it sums over rows goes on."""
+        ...
+
+    @property
+    def first_column(self) -> int:
+        """The first of an op's columns, where it runs over some of them; else 0."""
+        ...
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Return a context whose sums over rows are complete: they run over blocks that end where an op's rows end."""
+        ...
 
     @property
     def inputs(self) -> Inputs: ...

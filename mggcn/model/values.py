@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 
 class Scratch(NamedTuple):
-    """Memory that an op needs while it runs; rows None: as many as its result, dtype "": that of activations."""
+    """Memory that an op needs while it runs; rows None: as many as its result, dtype "": that of activations.
+
+    sums: whether it holds sums over rows, which an op that runs over some rows at a time continues.
+    """
 
     cols: int
     rows: int | None = None
     dtype: str = ""
+    sums: bool = False
 
 
 class Kind(Protocol):
@@ -64,6 +68,21 @@ class Kind(Protocol):
         ...
 
     @property
+    def by_rows(self) -> bool:
+        """Whether a row of the result depends on the same rows of the operands alone, besides parameters and constants of
+        the row, so that an op may run over some rows at a time, in order. Sums over rows are then the kernels' alone, which
+        continue them (backend/window.py): what is computed from a sum is right after the last rows.
+        """
+        ...
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether a column of the result depends on the same column of the operands and parameters alone, so that an op may
+        run over some columns at a time: from a multiple of 64 bytes on.
+        """
+        ...
+
+    @property
     def gradient_of(self) -> str:
         """The parameter whose gradient the node writes, "" if none: no other node of a graph may write it."""
         ...
@@ -94,6 +113,7 @@ class PlainKind:
     """Label in which {self.site} stands for a field."""
     stored: ClassVar[bool] = True
     in_place: ClassVar[tuple[int, ...]] = ()
+    by_rows: ClassVar[bool] = False
 
     def rows(self, operands: Sequence[Value]) -> RowSet:
         """Return the row set of the first operand; all rows of the rank without one."""
@@ -108,6 +128,11 @@ class PlainKind:
     def overwrites(self) -> tuple[int, ...]:
         """Return no operand: most kinds overwrite none."""
         return ()
+
+    @property
+    def by_columns(self) -> bool:
+        """Return False: most kinds need all columns."""
+        return False
 
     @property
     def gradient_of(self) -> str:

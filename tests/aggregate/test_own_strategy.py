@@ -56,6 +56,7 @@ class GatherPlan:
     exact: bool = True
     index_bytes: int = 0
     period: int = 1
+    by_columns: bool = True
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

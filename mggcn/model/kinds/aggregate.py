@@ -92,6 +92,10 @@ class Aggregate(PlainKind):
         return (0,) if self.backward else ()
 
     @property
+    def by_columns(self) -> bool:
+        return self.op.columnwise and self.rule is None and self.relations is None
+
+    @property
     def name(self) -> str:
         """Name of the aggregation, which is the prefix of its buffers' names."""
         name = aggregate_name(self.site, self.backward)

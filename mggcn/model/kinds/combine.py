@@ -68,6 +68,7 @@ class Scaled(PlainKind):
     """out = factor * x."""
 
     in_place: ClassVar[tuple[int, ...]] = (0,)
+    by_rows: ClassVar[bool] = True
     factor: float
 
     def run(self, rt: Runtime, op: Op) -> None:
@@ -81,6 +82,7 @@ class Blend(PlainKind):
     """out = (1 - share) * a + share * b."""
 
     in_place: ClassVar[tuple[int, ...]] = (0, 1)
+    by_rows: ClassVar[bool] = True
     share: float
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
@@ -98,6 +100,7 @@ class Blend(PlainKind):
 class Concat(PlainKind):
     """out = the operands' columns, one after the other."""
 
+    by_rows: ClassVar[bool] = True
     widths: tuple[int, ...]
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
@@ -116,6 +119,7 @@ class Concat(PlainKind):
 class Columns(PlainKind):
     """out = columns first, ... of x."""
 
+    by_rows: ClassVar[bool] = True
     first: int
 
     def run(self, rt: Runtime, op: Op) -> None:
@@ -125,6 +129,8 @@ class Columns(PlainKind):
 @dataclass(frozen=True, slots=True)
 class Larger(PlainKind):
     """out = max(a, b), element by element; the gradient of equals is the first one's."""
+
+    by_rows: ClassVar[bool] = True
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
         return Adjoint(tuple(Value(LargerGrad(place), (gradient, *value.operands), value.cols) for place in (0, 1)))
@@ -139,6 +145,7 @@ class Larger(PlainKind):
 class LargerGrad(PlainKind):
     """out = g where operand `place` of a, b was taken, else 0. Operands g, a and b."""
 
+    by_rows: ClassVar[bool] = True
     place: int
 
     def run(self, rt: Runtime, op: Op) -> None:
@@ -155,6 +162,7 @@ class Activation(PlainKind):
 
     title: ClassVar[str] = "{self.name} {self.site}"
     in_place: ClassVar[tuple[int, ...]] = (0,)
+    by_rows: ClassVar[bool] = True
     name: Literal["elu", "leaky_relu", "gelu"]
     site: int
 
@@ -181,6 +189,7 @@ class ActivationBack(PlainKind):
 
     title: ClassVar[str] = "{self.name}-grad {self.site}"
     in_place: ClassVar[tuple[int, ...]] = (0,)
+    by_rows: ClassVar[bool] = True
     name: Literal["elu", "leaky_relu", "gelu"]
     site: int
 

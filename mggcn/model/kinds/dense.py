@@ -78,6 +78,7 @@ class Linear(PlainKind):
 
     title: ClassVar[str] = "linear {self.layer}"
     has_parameters = True
+    by_rows: ClassVar[bool] = True
     weight: str
     layer: int
     finish: EpilogueSpec = NOTHING
@@ -122,6 +123,7 @@ class WeightGrad(PlainKind):
 
     title: ClassVar[str] = "weight-grad {self.layer}"
     stored = False
+    by_rows: ClassVar[bool] = True
     weight: str
     layer: int
     recomputed: EpilogueSpec | None = None
@@ -140,11 +142,13 @@ class WeightGrad(PlainKind):
         if self.recomputed is None:
             rt.backend.matmul(x.t(), g, out)
         else:
-            out.zero_()
+            if not rt.continues:
+                out.zero_()
             for first in range(0, g.shape[0], self.block_rows):
                 some = slice(first, first + self.block_rows)
                 block = recomputed_block(rt, op, x[some], self.recomputed, first)
-                rt.backend.matmul(block.t(), g[some], out, accumulate=True)
+                with rt.apart():
+                    rt.backend.matmul(block.t(), g[some], out, accumulate=True)
         if self.added:
             rt.gradient(self.added).copy_(out)
 
@@ -154,6 +158,7 @@ class LinearGrad(PlainKind):
     """dx (V, D) = finish(g (V, E) @ W^T); added: as of Linear."""
 
     title: ClassVar[str] = "product-grad {self.layer}"
+    by_rows: ClassVar[bool] = True
     weight: str
     layer: int
     finish: EpilogueSpec = NOTHING
@@ -180,6 +185,7 @@ class InputGrad(PlainKind):
 
     title: ClassVar[str] = "input-grad {self.layer}"
     in_place: ClassVar[tuple[int, ...]] = (1,)
+    by_rows: ClassVar[bool] = True
     weight: str
     layer: int
     activation: ActivationGrad
@@ -205,6 +211,7 @@ class SparseLinear(PlainKind):
 
     title: ClassVar[str] = "sparse-linear {self.layer}"
     has_parameters = True
+    by_columns = True
     weight: str
     layer: int
     dropped: bool
@@ -228,6 +235,7 @@ class SparseWeightGrad(PlainKind):
 
     title: ClassVar[str] = "sparse-weight-grad {self.layer}"
     stored = False
+    by_columns = True
     weight: str
     layer: int
     dropped: bool

@@ -66,7 +66,7 @@ class EpilogueSpec:
             scale_of(rt, self.row_scale, rows),
             rt.parameter(self.bias) if self.bias else None,
             self.relu,
-            Dropout(self.dropout, rt.clock, self.site) if self.dropout else None,
+            Dropout(self.dropout, rt.clock, self.site, rt.first_column) if self.dropout else None,
             rt.inputs.rows[rows].ids,
             scale_of(rt, self.out_scale, rows),
         )
@@ -80,6 +80,7 @@ class Elementwise(PlainKind):
     """out = spec(z) for all rows; layer: the dense layer that it follows, 0 for the input."""
 
     in_place: ClassVar[tuple[int, ...]] = (0,)
+    by_rows: ClassVar[bool] = True
 
     spec: EpilogueSpec
     layer: int
@@ -115,7 +116,7 @@ def elementwise(value: Value, spec: EpilogueSpec, layer: int = 0) -> Value:
 
 def partial_sums(value: Value, sizes: Sizes, sums: str) -> dict[str, Scratch]:
     """Return the scratch memory for partial sums of columns; none without a sum."""
-    return {"partials": Scratch(value.cols, sizes.device.partials, "fp64")} if sums else {}
+    return {"partials": Scratch(value.cols, sizes.device.partials, "fp64", sums=True)} if sums else {}
 
 
 def partials_of(rt: Runtime, op: Op) -> Tensor | None:
@@ -136,6 +137,7 @@ class ActivationGrad(PlainKind):
 
     title: ClassVar[str] = "activation-grad {self.layer}"
     in_place: ClassVar[tuple[int, ...]] = (1,)
+    by_rows: ClassVar[bool] = True
     dropout: float
     h_scale: Scale
     layer: int
@@ -181,6 +183,7 @@ class BiasGrad(PlainKind):
 
     title: ClassVar[str] = "bias-grad {self.layer}"
     stored = False
+    by_rows: ClassVar[bool] = True
     bias: str
     layer: int
 
@@ -203,6 +206,7 @@ class Add(PlainKind):
     """out = a + b."""
 
     in_place: ClassVar[tuple[int, ...]] = (0, 1)
+    by_rows: ClassVar[bool] = True
     layer: int = 0
 
     @property
@@ -223,6 +227,7 @@ class Rounded(PlainKind):
     """out = z, rounded to the type of what is multiplied with the graph."""
 
     title: ClassVar[str] = "rounded {self.what} {self.layer}"
+    by_rows: ClassVar[bool] = True
     what: str
     layer: int
 

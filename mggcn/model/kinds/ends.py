@@ -118,6 +118,7 @@ class Loss(PlainKind):
     """
 
     in_place: ClassVar[tuple[int, ...]] = (0,)
+    by_rows: ClassVar[bool] = True
     row_scale: Scale = ""
     sums: str = ""
 
@@ -140,6 +141,7 @@ class Score(PlainKind):
     """
 
     stored = False
+    by_rows: ClassVar[bool] = True
     counted: bool = True
 
     def run(self, rt: Runtime, op: Op) -> None:

@@ -43,6 +43,7 @@ class Numbered(PlainKind):
     """out (V, D + 1) = [x | number of the vertex]; its gradient is that of x."""
 
     title: ClassVar[str] = "numbered {self.site}"
+    by_rows: ClassVar[bool] = True
     site: int
 
     def adjoint(self, value: Value, gradient: Value) -> Adjoint:
@@ -59,6 +60,7 @@ class Joined(PlainKind):
     """out = the operands' columns, one after the other."""
 
     title: ClassVar[str] = "joined {self.site}"
+    by_rows: ClassVar[bool] = True
     site: int
 
     def run(self, rt: Runtime, op: Op) -> None:
@@ -91,6 +93,7 @@ class Scores(PlainKind):
 
     title: ClassVar[str] = "scores {self.site}"
     has_parameters = True
+    by_rows: ClassVar[bool] = True
     spec: AttentionSpec
     site: int
     source: str
@@ -120,6 +123,7 @@ class AttentionMessage(PlainKind):
     """
 
     title: ClassVar[str] = "attention-message {self.site}"
+    by_rows: ClassVar[bool] = True
     spec: AttentionSpec
     site: int
     after: EpilogueSpec = NOTHING
@@ -157,6 +161,7 @@ class ScoresGrad(PlainKind):
     """
 
     title: ClassVar[str] = "scores-grad {self.site}"
+    by_rows: ClassVar[bool] = True
     spec: AttentionSpec
     site: int
     source: str
@@ -243,6 +248,7 @@ class HeadMean(PlainKind):
     """out (V, C) = the mean over heads of x (V, D)."""
 
     title: ClassVar[str] = "head-mean {self.site}"
+    by_rows: ClassVar[bool] = True
     heads: int
     site: int
 
@@ -261,6 +267,7 @@ class HeadMeanGrad(PlainKind):
     """out (V, D) = g (V, C) / H for every head."""
 
     title: ClassVar[str] = "head-mean-grad {self.site}"
+    by_rows: ClassVar[bool] = True
     heads: int
     site: int
 

@@ -30,7 +30,7 @@ def partial_sums(value: Value, sizes: Sizes, sums: int) -> dict[str, Scratch]:
     """Return the scratch memory for `sums` vectors (D,) of sums over rows, and for their parts by chunk."""
     cols = value.operands[0].cols
     return {
-        "partials": Scratch(sums * sizes.device.partials * cols, 1, "fp64"),
+        "partials": Scratch(sums * sizes.device.partials * cols, 1, "fp64", sums=True),
         "totals": Scratch(sums * cols, 1, "fp64"),
     }
 
@@ -57,6 +57,7 @@ class LayerNorm(PlainKind):
     in_place: ClassVar[tuple[int, ...]] = (0,)
     passes: ClassVar[int] = 2
     operations: ClassVar[int] = 12
+    by_rows: ClassVar[bool] = True
     gain: str
     bias: str
     site: int
@@ -82,6 +83,7 @@ class LayerNormGrad(PlainKind):
     in_place: ClassVar[tuple[int, ...]] = (0,)
     passes: ClassVar[int] = 3
     operations: ClassVar[int] = 25
+    by_rows: ClassVar[bool] = True
     gain: str
     bias: str
     site: int
@@ -231,6 +233,7 @@ class RunningNorm(PlainKind):
     in_place: ClassVar[tuple[int, ...]] = (0,)
     passes: ClassVar[int] = 2
     operations: ClassVar[int] = 4
+    by_rows: ClassVar[bool] = True
     gain: str
     bias: str
     mean: str
