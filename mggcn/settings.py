@@ -78,6 +78,7 @@ class Continued(TypedDict, total=False):
     threads: int
     bind: Literal["auto", "off"]
     memory_limit: int | str
+    scratch: str
     log: Literal["none", "tensorboard"]
     timeout_s: float
 
@@ -154,6 +155,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     features: Literal["auto", "dense", "sparse"]
     prune: Literal["auto", "off"]
     recompute: Literal["off", "on"]
+    capacity: Literal["memory", "disk"]
     timeline: bool
 
 

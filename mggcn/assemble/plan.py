@@ -267,7 +267,8 @@ def plan_graph(
 
     def planned(of: Config) -> RunPlan:
         sizes = in_blocks(shape, graph, of) if of.evaluates_by_blocks else shape
-        return plan_run(of, sizes, stats, strategy, nccl, network, figures, stack)
+        most = memory_limit(of) if limit is None and of.run.capacity == "disk" else limit or 0
+        return plan_run(of, sizes, stats, strategy, nccl, network, figures, stack, most)
 
     return with_evaluation(config, planned, limit), partition
 
@@ -336,14 +337,18 @@ def plan_shape(
         shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
         stats = RowStats.expected(*sizes, self_loops=loops, shares=shares)
         figures = figures_here(config)
-        return with_evaluation(config, lambda of: plan_run(of, shape, stats, strategy, nccl, figures=figures), limit)
+
+        def planned(of: Config) -> RunPlan:
+            return plan_run(of, shape, stats, strategy, nccl, figures=figures, limit=limit or 0)
+
+        return with_evaluation(config, planned, limit)
     if not replication:
         raise ConfigError(
             f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "
             f"{run.ranks**0.5:.2f} for {run.ranks} ranks, or plan the strategy {strategy.name} on a store"
         )
     cut = CutStats.expected(*sizes, replication, bins=run.cut_bins, self_loops=loops)
-    return plan_run(config, shape, cut, strategy, nccl, figures=figures_here(config))
+    return plan_run(config, shape, cut, strategy, nccl, figures=figures_here(config), limit=limit or 0)
 
 
 def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:

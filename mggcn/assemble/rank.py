@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,8 @@ from mggcn.train.learned import LearnedRows
 from mggcn.train.link_scores import LinkScores
 from mggcn.train.padded import PaddedLoader
 from mggcn.train.ranking import RankingScores
-from mggcn.train.runtime import DTYPES, RankRuntime, Weights, bind, state_views
+from mggcn.train.runtime import DTYPES, BoundProgram, RankRuntime, Staged, Weights, bind, state_views
+from mggcn.train.staged import page_file, stage_programs, write_features
 from mggcn.train.targets import StepTargets, make_target, unweighted
 from mggcn.train.threads import Cores, ThreadChoice
 from mggcn.train.timeline import Timeline, Unwatched, Watch
@@ -167,7 +169,7 @@ def make_rank(
     # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
     aggregations = _build_aggregations(context)
     release_freed()
-    runtime = _allocate_runtime(context, inputs, aggregations, learned)
+    runtime = _allocate_runtime(context, inputs, aggregations, learned, folder)
     # A X, once, where X was.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
@@ -424,17 +426,38 @@ def _learned_rows(context: _RankContext, inputs: Inputs) -> tuple[Inputs, Learne
 
 
 def _allocate_runtime(
-    context: _RankContext, inputs: Inputs, aggregations: BlockAggregations, learned: LearnedRows | None
+    context: _RankContext,
+    inputs: Inputs,
+    aggregations: BlockAggregations,
+    learned: LearnedRows | None,
+    folder: Path | None,
 ) -> RankRuntime:
-    """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock."""
+    """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock; and a page file."""
     plan, backend, config = context.rank_plan, context.backend, context.config
     arena = backend.allocate(plan.arena_bytes)
     weights = Weights(plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
     classes = context.plan.shape.num_classes
-    programs = {program.name: bind(program, arena, aggregations.exact) for program in plan.programs.over_whole}
+    stages: Mapping[str, Staged] = {}
+    if plan.disk is None:
+        over_whole = {program.name: bind(program, arena, aggregations.exact) for program in plan.programs.over_whole}
+        programs = {"train": bind(plan.train, arena, aggregations.training), **over_whole}
+    else:
+        pages = page_file(plan.disk, Path(config.run.scratch or folder or tempfile.gettempdir()), backend)
+        stages, result = stage_programs(plan.disk, arena, pages)
+        write_features(pages, plan.disk, _reader(context), inputs.owned.ids, backend)
+        programs = {
+            program.name: BoundProgram(
+                program,
+                arena,
+                aggregations.training if program is plan.train else aggregations.exact,
+                {program.result: result} if program is plan.evaluate else {},
+            )
+            for program in plan.programs.all
+        }
     return RankRuntime(
         backend=backend,
-        programs={"train": bind(plan.train, arena, aggregations.training), **programs},
+        programs=programs,
+        stages=stages,
         inputs=inputs,
         weights=weights,
         signals=backend.allocate(8 * SIGNALS).view(torch.float64),

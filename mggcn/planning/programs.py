@@ -13,6 +13,7 @@ from mggcn.model.network import Values
 from mggcn.model.program import Program
 from mggcn.model.runtime import Sizes
 from mggcn.planning.block_evaluation import BlockEvaluation
+from mggcn.planning.disk import DiskPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Programs:
     exact: Program | None
     """Training over the whole graph, where steps over batches are compared with it."""
     stages: tuple[Program, ...] = ()
+    disk: DiskPlan | None = None
+    """How the programs run whose values lie on disk, which then say what is computed and sent; None: as they are."""
 
     @property
     def over_whole(self) -> tuple[Program, ...]:
@@ -43,6 +46,8 @@ class Programs:
     @property
     def arena_bytes(self) -> int:
         """The bytes of the arena, which the programs share."""
+        if self.disk is not None:
+            return self.disk.arena_bytes
         return max(program.arena.nbytes for program in self.all)
 
 

@@ -66,6 +66,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "partition": plan.stats.to_dict(),
         **({"evaluate": plan.chosen.train.evaluate} if plan.config.sample.batch else {}),
+        **({"limit": plan.limit} if plan.config.run.capacity == "disk" else {}),
     } | ({} if plan.stack is None else _stack_dict(plan.stack))
 
 
@@ -97,6 +98,7 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
         "messages_per_evaluation": rank.messages(rank.evaluate),
         "bytes_sent_per_evaluation": rank.bytes_sent(rank.evaluate),
         "num_spmm": rank.num_spmm,
+        **({} if rank.disk is None else {"disk": rank.disk.to_dict()}),
         "buffers": [
             {
                 "program": program.name,
@@ -137,5 +139,6 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
         stack = Stack(stack.blocks, sizes, **found, overlap=content.get("overlap", 0.0))
     # What auto chose; a run that is planned anew chooses again.
     chosen = config.evaluating(content.get("evaluate", config.train.evaluate))
-    plan = plan_run(chosen, shape, stats, strategy, nccl, figures=figures, stack=stack)
+    limit = content.get("limit", 0)
+    plan = plan_run(chosen, shape, stats, strategy, nccl, figures=figures, stack=stack, limit=limit)
     return dataclasses.replace(plan, config=config)

@@ -28,6 +28,7 @@ from mggcn.memory.units import MIB
 from mggcn.model.choices import InputChoice, InputShape, sparse_bytes
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.network import Values
+from mggcn.model.values import Value
 from mggcn.partition.locality.clusters import locality_nbytes
 from mggcn.planning.batches import pads_batches
 from mggcn.planning.shape import GraphShape
@@ -91,6 +92,8 @@ class RankSizes:
     assignment_bytes: int
     figures: Figures
     gathered: tuple[tuple[int, int], ...] = ()
+    panel: int = 0
+    """Columns that ops by columns have in memory at a time, where values lie on disk; 0: all."""
 
     @property
     def item(self) -> int:
@@ -211,6 +214,8 @@ class RankSizes:
 
     def _widest(self, panel: int) -> int:
         """Columns of the widest operand of a sparse product."""
+        if self.panel:
+            return max(self.panel, *(_operand_columns(v, self.panel) for v in self.values.training.values()))
         sparse = self.values.sparse_layers
         return max(
             panel,
@@ -233,7 +238,7 @@ class RankSizes:
         """What the CPU's kernels keep beside matrices; products share work space, since they follow each other."""
         matrices, width = self._matrices({}), self._widest(panel)
         stored, threads = ITEM_BYTES[STORAGE[self.config.run.precision]], threads_of(self.config.run)
-        variants, tiles = _gemm_variants(), _has_tiles()
+        variants, tiles = _gemm_variants(), has_tiles()
         pairs = 0 if self.pairs is None else self.pairs.nnz
         columns = max(self.shape.num_vertices, self.inputs.cols, pairs)
         # Of batches whose edges name vertices any row of X may be packed.
@@ -282,6 +287,14 @@ class RankSizes:
         return regions
 
 
+def _operand_columns(value: Value, panel: int) -> int:
+    """Return the columns of the operand of a sparse product that a value is, which may go by panels; 0 if it is none."""
+    if not isinstance(value.kind, Aggregate):
+        return 0
+    most = max(value.cols, value.kind.op.columns(value.cols).operand)
+    return min(panel, most) if value.kind.by_columns else most
+
+
 def _gemm_variants() -> tuple[GemmVariant, ...]:
     """The candidate dense-product variants; without compiled kernels, all of them, so a plan takes the larger."""
     try:
@@ -290,7 +303,7 @@ def _gemm_variants() -> tuple[GemmVariant, ...]:
         return get_args(GemmVariant)
 
 
-def _has_tiles() -> bool:
+def has_tiles() -> bool:
     """Whether bfloat16 may be multiplied by AMX here."""
     try:
         return "amx" in dense_kernels()

@@ -23,6 +23,8 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import runs_nccl
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputChoice
+from mggcn.model.disk import runs_by_columns
+from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.lower import Plans, aggregations, paper_arena_bytes
 from mggcn.model.network import Values
 from mggcn.model.program import Program
@@ -42,6 +44,7 @@ from mggcn.planning.batches import (
 )
 from mggcn.planning.block_evaluation import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
+from mggcn.planning.disk import DiskChoices, DiskPlan, Limits, on_disk
 from mggcn.planning.history import history_feed_bytes
 from mggcn.planning.learned import LearnedPlan, plan_learned
 from mggcn.planning.links import host_pair_bytes, keeps_pairs, pair_bytes, pair_matrix, pair_room, score_sums
@@ -106,6 +109,11 @@ class RankPlan:
         return self.programs.setup
 
     @property
+    def disk(self) -> DiskPlan | None:
+        """How the rank runs from disk; None: values are in memory."""
+        return self.programs.disk
+
+    @property
     def aggregation(self) -> AggregationPlan:
         """How training aggregates in its first block: the strategy's plan, over the whole graph."""
         return next(iter(self.training.values()))
@@ -134,6 +142,8 @@ class RankPlan:
         """Predicted peak of a process on a host that evaluates by the whole graph's program and trains nothing: what steps
         alone would touch of the arena takes nothing there.
         """
+        if self.disk is not None:
+            return self.total_bytes
         used = [program.arena.nbytes for program in (self.evaluate, self.setup) if program is not None]
         return max(sum(self.regions.values()) - self.arena_bytes + max(used), self.setup_bytes)
 
@@ -151,10 +161,14 @@ class RankPlan:
         """Return the steps of every aggregation of a program, in the epochs e with e mod period = phase."""
         plans = self.training if program is self.train else self.evaluation
         operand = self.sizes.operand
-        return [
-            plans[kind.block].steps(op.cols, operand, kind.backward, phase, kind.op)
-            for op, kind in aggregations(program.ops)
-        ]
+
+        def steps_of(kind: Aggregate, cols: int) -> tuple[Step, ...]:
+            disk, plan = self.disk, plans[kind.block]
+            by_columns = disk is not None and runs_by_columns(kind, cols, self.sizes, plans)
+            widths = (cols,) if disk is None or not by_columns else disk.widths(cols)
+            return tuple(step for w in widths for step in plan.steps(w, operand, kind.backward, phase, kind.op))
+
+        return [steps_of(kind, op.cols) for op, kind in aggregations(program.ops)]
 
     def _phases(self, program: Program) -> range:
         return range(self.aggregation.period if program is self.train else 1)
@@ -205,6 +219,8 @@ class RunPlan:
     """Measured CPU rates that select kernels, on every rank and on resume."""
     stack: Stack | None = None
     """The blocks of a step; None: the whole graph."""
+    limit: int = 0
+    """Bytes of a rank for which a run from disk was planned, 0 for any."""
     read: ReadRows | None = field(default=None, compare=False)
     """What drawn batches read of other ranks, by which messages are priced; None: it was not counted."""
 
@@ -247,15 +263,19 @@ def plan_run(
     network: Network | None = None,
     figures: Figures = ASSUMED,
     stack: Stack | None = None,
+    limit: int = 0,
 ) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
     nccl: what is known of its memory, if it moves the messages. network: the model, by default that of model.kind. figures:
-    of this machine's CPU. Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program.
+    of this machine's CPU. limit: bytes of a rank, by which a run from disk has more or less in memory at a time, 0 for
+    those of the configuration. Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent
+    program; ConfigError for one whose values cannot lie on disk.
     """
     check_shape(shape)
     stack = stack or stack_of(config, shape)
-    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures, stack)
+    limit = limit or config.run.memory_limit
+    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures, stack, limit)
     return RunPlan(
         config=config,
         shape=shape,
@@ -265,6 +285,7 @@ def plan_run(
         nccl=nccl,
         figures=figures,
         stack=None if stack is None else gathered_first(stack, ranks[0].values.training),
+        limit=limit,
     )
 
 
@@ -278,14 +299,23 @@ def plan_ranks(
     network: Network | None = None,
     figures: Figures = ASSUMED,
     stack: Stack | None = None,
+    limit: int = 0,
 ) -> tuple[RankPlan, ...]:
     """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
     common = RunDecisions.of(config, shape, stats, strategy, network, stack)
     lowering = Lowering(common.values, common.panel_width())
-    return tuple(_plan_rank(common, lowering, rank, nccl, figures) for rank in ranks)
+    largest = stats.counts.index(max(stats.counts))
+    limits = Limits(limit)
+    if config.run.capacity == "disk":
+        # All ranks have panels of the same columns: their messages are as wide.
+        disk = _plan_rank(common, lowering, largest, nccl, figures, limits).disk
+        limits = Limits(limit, 0 if disk is None else disk.panel)
+    return tuple(_plan_rank(common, lowering, rank, nccl, figures, limits) for rank in ranks)
 
 
-def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMemory, figures: Figures) -> RankPlan:
+def _plan_rank(
+    common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMemory, figures: Figures, limits: Limits
+) -> RankPlan:
     config, shape, stats, required = common.config, common.shape, common.stats, common.required
     training, evaluation = common.aggregations(rank)
     exact, graph, num_ranks = evaluation.get(WHOLE), config.model.aggregates, len(stats.counts)
@@ -371,6 +401,10 @@ def _plan_rank(common: RunDecisions, lowering: Lowering, rank: int, nccl: NcclMe
         regions["exact gradient"] = sizes.compared_bytes
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
+    if config.run.capacity == "disk":
+        choices = DiskChoices.of(config, values, rank_sizes, training, evaluation, lowering.panel)
+        disk, changed = on_disk(choices, sizes, regions, lowering.panel, limits)
+        programs, regions = replace(programs, disk=disk), regions | changed
     return RankPlan(
         rank=rank,
         values=values,

@@ -36,8 +36,10 @@ def load_inputs(
         target=target,
         owned=None if shard.owned is None else backend.upload(np.flatnonzero(shard.owned)),
     )
-    if plan.by_blocks is not None or plan.learned is not None:
-        return Inputs(rows={OWNED: rows})  # features are read where they are, and learned rows are the trainer's
+    on_disk = plan.disk is not None and not plan.input.sparse
+    if plan.by_blocks is not None or plan.learned is not None or on_disk:
+        # Features are read where they are, or written to disk later; learned rows are the trainer's.
+        return Inputs(rows={OWNED: rows})
     if not plan.input.sparse:
         return Inputs(rows={OWNED: dataclasses.replace(rows, dense=_dense(backend, reader, plan))})
     sparse = _sparse(backend, shard, reader, plan, threads)

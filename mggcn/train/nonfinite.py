@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mggcn.model.runtime import Runtime
 from mggcn.model.values import Op
-from mggcn.train.runtime import RankRuntime
+from mggcn.train.runtime import RankRuntime, Staged
 
 
 def origin_of_nonfinite(runtime: RankRuntime, found: list[int], rank: int, size: int) -> str:
@@ -51,22 +52,39 @@ def first_place(runtime: RankRuntime) -> int:
     runtime.weights.grad.zero_()
     runtime.signals.zero_()
     runtime.bound = bound
+    if program.name in runtime.stages:
+        found = _first_op(runtime, runtime.stages[program.name])
+        return place if place >= 0 or not found else len(weights.grads) + names[len(weights.grads) :].index(found)
     for index, op in enumerate(program.ops):
         for placement in program.arena.placements:
             # An op may compute a block of its result: in the rest lies what was there before.
             if placement.first == index and placement.spec.name == op.out:
                 runtime.buffer(op.out).zero_()
         op.run(runtime)
-        if place < 0 and not all(map(_finite, _results(runtime, op))):
+        if place < 0 and not all(map(_finite, [*_results(runtime, op), runtime.weights.grad])):
             place = len(weights.grads) + names[len(weights.grads) :].index(op.label)
     return place
 
 
-def _results(runtime: RankRuntime, op: Op) -> list[Tensor]:
-    """Return what an op may have written: its result, the operands that it replaces, the loss and the gradients."""
+def _first_op(runtime: RankRuntime, staged: Staged) -> str:
+    """Run a program in stages; return the label of the op whose result is not finite first, "" if there is none."""
+    found = list[str]()
+
+    def look(op: Op, part: Runtime, last: bool) -> None:
+        # Before a stage's last rows its gradients are not complete.
+        gradients = [runtime.weights.grad] if last else []
+        if not found and not all(map(_finite, [*_results(part, op), *gradients])):
+            found.append(op.label)
+
+    staged.run(runtime, look)
+    return found[0] if found else ""
+
+
+def _results(runtime: Runtime, op: Op) -> list[Tensor]:
+    """Return what an op may have written beside gradients: its result, the operands that it replaces, and the loss."""
     replaced = [op.operands[index] for index in op.kind.overwrites]
     views = [runtime.buffer(name) for name in {op.out, *replaced} if name]
-    return [*views, runtime.loss, runtime.weights.grad]
+    return [*views, runtime.loss]
 
 
 def _finite(values: Tensor) -> bool:

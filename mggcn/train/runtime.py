@@ -6,10 +6,10 @@ L layers, D input width, E output width, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from mggcn.comm.base import Communicator
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, Placement, operand_nbytes, operand_stride
 from mggcn.model.program import Program
-from mggcn.model.runtime import Inputs, Parameter, check_state
+from mggcn.model.runtime import Inputs, Parameter, Runtime, check_state
+from mggcn.model.values import Op
 from mggcn.train.learned import NAME, LearnedRows
 
 TYPES = {
@@ -170,6 +171,18 @@ def bind(program: Program, arena: Tensor, aggregations: Mapping[Block, Aggregati
     return BoundProgram(program, arena, aggregations, views)
 
 
+After = Callable[[Op, Runtime, bool], None]
+"""Called behind an op with what it ran over, and whether these are its stage's last rows or columns."""
+
+
+class Staged(Protocol):
+    """A program that runs in stages, over a part of their rows or columns at a time (train/staged.py)."""
+
+    def run(self, runtime: RankRuntime, after: After | None = None) -> None:
+        """Run all stages."""
+        ...
+
+
 NO_PROGRAM: Final = BoundProgram(Program("", (), ArenaPlan((), 0)), torch.empty(0), {}, {})
 
 
@@ -194,6 +207,10 @@ class RankRuntime:
     """The program at hand."""
     annotate: Annotate = nullcontext
     """Opens a block around each op."""
+    stages: Mapping[str, Staged] = field(default_factory=dict)
+    """What runs the programs whose values lie on disk, by name."""
+    continues: bool = False
+    first_column: int = 0
 
     def aggregation(self, block: Block) -> Aggregation:
         return self.bound.aggregations[block]
@@ -203,6 +220,9 @@ class RankRuntime:
 
     def num_rows(self, rows: RowSet) -> int:
         return self.inputs.rows[rows].ids.shape[0]
+
+    def apart(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def initialize(self, seed: int) -> None:
         """Start weights, and learned rows, as a seed says."""
@@ -252,6 +272,9 @@ class RankRuntime:
     def run(self, bound: BoundProgram) -> None:
         """Run the ops of a program in order."""
         self.bound = bound
+        if bound.program.name in self.stages:
+            self.stages[bound.program.name].run(self)
+            return
         for op in bound.program.ops:
             with self.annotate(op.label):
                 op.run(self)

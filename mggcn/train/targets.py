@@ -44,7 +44,7 @@ class ClassTarget:
     def count(self, backend: KernelBackend, z: Tensor, counts: Tensor) -> None:
         backend.confusion(z, self.labels, self.mask, counts)
 
-    def rows(self, index: Tensor) -> ClassTarget:
+    def rows(self, index: Tensor | slice) -> ClassTarget:
         return ClassTarget(_rows(self.target, index))
 
 
@@ -72,11 +72,11 @@ class EntryTarget:
     def count(self, backend: KernelBackend, z: Tensor, counts: Tensor) -> None:
         backend.entry_counts(z, self.labels, self.mask, counts)
 
-    def rows(self, index: Tensor) -> EntryTarget:
+    def rows(self, index: Tensor | slice) -> EntryTarget:
         return dataclasses.replace(self, target=_rows(self.target, index))
 
 
-def _rows(target: LossTarget, index: Tensor) -> LossTarget:
+def _rows(target: LossTarget, index: Tensor | slice) -> LossTarget:
     return dataclasses.replace(target, labels=target.labels[index], mask=target.mask[index])
 
 
