@@ -155,7 +155,7 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     features: Literal["auto", "dense", "sparse"]
     prune: Literal["auto", "off"]
     recompute: Literal["off", "on"]
-    capacity: Literal["memory", "disk"]
+    capacity: Literal["auto", "memory", "disk"]
     timeline: bool
 
 

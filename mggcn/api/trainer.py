@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -122,7 +123,8 @@ class Trainer:
             self._config = self._module.recipe.config
             return
         asked = with_model(config, cast("ModelConfig | None", model), refusing_functions(given))
-        self._plan, self._partition, self._choice = training.plan_that_fits(asked, self._graph)
+        out = self._out or Path(tempfile.gettempdir())  # as `_temporary`
+        self._plan, self._partition, self._choice = training.plan_that_fits(asked, self._graph, out=out)
         self._config = self._plan.config
         if start_from is not None:
             self._start = _weights_from(start_from, self._config.model)

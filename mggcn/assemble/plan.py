@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -17,6 +18,7 @@ from mggcn.aggregate.broadcast import BroadcastStrategy
 from mggcn.aggregate.delayed import DelayedStrategy
 from mggcn.aggregate.halo import HaloStrategy
 from mggcn.aggregate.slice import SliceStrategy
+from mggcn.assemble.ladder import climb, space_of
 from mggcn.assemble.stack import stack_for
 from mggcn.backend.cpu.cores import bind_beside_gpu, bind_rank, usable_cores
 from mggcn.backend.cpu.figures import ASSUMED, Figures
@@ -36,7 +38,7 @@ from mggcn.memory.arena import ITEM_BYTES
 from mggcn.memory.device import DEVICES, OPERAND, runs_nccl, threads_of
 from mggcn.memory.units import free_bytes, human
 from mggcn.model.builder import Network
-from mggcn.partition.base import Partition
+from mggcn.partition.base import Partition, PartitionStats
 from mggcn.partition.cut.libra import libra_nbytes
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.make import is_cached, make_partition
@@ -46,7 +48,7 @@ from mggcn.planning.advice import Room
 from mggcn.planning.batches import check_batches, pads_batches
 from mggcn.planning.links import check_links
 from mggcn.planning.record import plan_from_dict
-from mggcn.planning.run import RunPlan, plan_run
+from mggcn.planning.run import RunPlan, Space, plan_run
 from mggcn.planning.shape import GraphShape, graph_shape, in_blocks, partition_stats
 from mggcn.planning.shared import Shared, partition_key
 from mggcn.planning.task import resolve_task
@@ -247,12 +249,13 @@ def plan_graph(
     shared: Shared | None = None,
     stack: Stack | None = None,
     limit: int | None = None,
+    space: Space | None = None,
 ) -> tuple[RunPlan, Partition]:
     """Divide the vertices among ranks and plan every rank of a run on `graph`.
 
     machine: the one on which NCCL's memory may have been measured, by default this one. network: the model, by default
     that of model.kind. shared: data that successive runs on this graph share. stack: the blocks of a step, by default the
-    whole graph. limit: bytes that a rank may use, by default memory_limit.
+    whole graph. limit, space: as of `fitted`.
 
     Cost: a few sweeps over the edges, unless shared. Raises: ConfigError, GraphError, StoreError, PlanError.
     """
@@ -265,12 +268,28 @@ def plan_graph(
     if stack is None and config.sample.batch:
         stack = stack_for(config, graph, shape, row_owners(partition).owner_of(slice(None)))
 
-    def planned(of: Config) -> RunPlan:
+    def planned(of: Config, most: int = 0) -> RunPlan:
         sizes = in_blocks(shape, graph, of) if of.evaluates_by_blocks else shape
-        most = memory_limit(of) if limit is None and of.run.capacity == "disk" else limit or 0
         return plan_run(of, sizes, stats, strategy, nccl, network, figures, stack, most)
 
-    return with_evaluation(config, planned, limit), partition
+    return fitted(config, planned, limit, space), partition
+
+
+def fitted(config: Config, planned: Callable[..., RunPlan], limit: int | None, space: Space | None = None) -> RunPlan:
+    """Return the plan with the rung of run.capacity that fits, and the evaluation that train.evaluate names.
+
+    planned: plans a configuration, for so many bytes of a rank where rows are on disk. limit: bytes that a rank may use;
+    None: memory_limit, but run.capacity auto then leaves everything in memory. space: for rows on disk, by default
+    `space_of`. Raises: as `climb`, `with_evaluation`.
+    """
+    if config.run.capacity != "disk" and (limit is None or not config.climbs):
+        return with_evaluation(config, planned, limit)
+    most = memory_limit(config) if limit is None else limit
+
+    def evaluating(of: Config, nbytes: int) -> RunPlan:
+        return with_evaluation(of, functools.partial(planned, most=nbytes), most)
+
+    return climb(config, evaluating, most, space or space_of(config))
 
 
 def with_evaluation(config: Config, planned: Callable[[Config], RunPlan], limit: int | None) -> RunPlan:
@@ -315,10 +334,12 @@ def plan_shape(
     replication: float = 0.0,
     machine: Machine | None = None,
     limit: int | None = None,
+    space: Space | None = None,
 ) -> RunPlan:
     """Plan a run on a graph of which only the shape is known, from expectations over random assignments.
 
-    replication: average copies of a vertex, which a strategy that cuts vertices needs. machine, limit: as for plan_graph.
+    replication: average copies of a vertex, which a strategy that cuts vertices needs. machine, limit, space: as for
+    plan_graph.
     Raises: ConfigError.
     """
     config = with_ahead(config)
@@ -331,24 +352,25 @@ def plan_shape(
             f"the order {run.order} depends on the edges, which a shape does not have; plan it on a store"
         )
     sizes = (shape.num_vertices, shape.num_edges, run.ranks)
+    stats: PartitionStats
     if strategy.kind == "rows":
         depth = len(config.model.hidden) + 1
         share = (shape.num_training or 0) / max(shape.num_vertices, 1)
         shares = expected_shares(share, shape.num_edges / max(shape.num_vertices, 1), depth) if share else []
         stats = RowStats.expected(*sizes, self_loops=loops, shares=shares)
-        figures = figures_here(config)
+    else:
+        if not replication:
+            raise ConfigError(
+                f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "
+                f"{run.ranks**0.5:.2f} for {run.ranks} ranks, or plan the strategy {strategy.name} on a store"
+            )
+        stats = CutStats.expected(*sizes, replication, bins=run.cut_bins, self_loops=loops)
+    figures = figures_here(config)
 
-        def planned(of: Config) -> RunPlan:
-            return plan_run(of, shape, stats, strategy, nccl, figures=figures, limit=limit or 0)
+    def planned(of: Config, most: int = 0) -> RunPlan:
+        return plan_run(of, shape, stats, strategy, nccl, figures=figures, limit=most)
 
-        return with_evaluation(config, planned, limit)
-    if not replication:
-        raise ConfigError(
-            f"the replication of a vertex cut is not known from a shape; give it (--replication), for example "
-            f"{run.ranks**0.5:.2f} for {run.ranks} ranks, or plan the strategy {strategy.name} on a store"
-        )
-    cut = CutStats.expected(*sizes, replication, bins=run.cut_bins, self_loops=loops)
-    return plan_run(config, shape, cut, strategy, nccl, figures=figures_here(config), limit=limit or 0)
+    return fitted(config, planned, limit, space)
 
 
 def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:

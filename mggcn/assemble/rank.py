@@ -70,6 +70,7 @@ from mggcn.train.inputs import load_inputs
 from mggcn.train.learned import LearnedRows
 from mggcn.train.link_scores import LinkScores
 from mggcn.train.padded import PaddedLoader
+from mggcn.train.pages import PageFile
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, BoundProgram, RankRuntime, Staged, Weights, bind, state_views
 from mggcn.train.staged import page_file, stage_programs, write_features
@@ -438,6 +439,7 @@ def _allocate_runtime(
     weights = Weights(plan.values.parameters, DTYPES[REAL[config.run.precision]], backend)
     classes = context.plan.shape.num_classes
     stages: Mapping[str, Staged] = {}
+    pages: PageFile | None = None
     if plan.disk is None:
         over_whole = {program.name: bind(program, arena, aggregations.exact) for program in plan.programs.over_whole}
         programs = {"train": bind(plan.train, arena, aggregations.training), **over_whole}
@@ -458,6 +460,7 @@ def _allocate_runtime(
         backend=backend,
         programs=programs,
         stages=stages,
+        pages=pages,
         inputs=inputs,
         weights=weights,
         signals=backend.allocate(8 * SIGNALS).view(torch.float64),

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mggcn.assemble.ladder import space_elsewhere, space_of
 from mggcn.assemble.plan import in_float32, memory_limit, plan_graph, plan_shape, room_of, this_machine
 from mggcn.assemble.stack import read_rows
 from mggcn.cli.answer import add_json
@@ -22,12 +23,14 @@ from mggcn.errors import BackendError, ConfigError, shown
 from mggcn.graph.csr import Graph
 from mggcn.partition.base import Partition
 from mggcn.partition.rows.partition import row_owners
+from mggcn.planning.advice import fits
 from mggcn.planning.batch_rows import ReadRows, read_lines, row_bytes_of
 from mggcn.planning.batches import answer_plan
 from mggcn.planning.cost_text import cost_dict, cost_lines, memory_alone, narrow_messages, whole_graph
 from mggcn.planning.decisions import could_read_sums
+from mggcn.planning.disk_text import disk_dict, disk_lines
 from mggcn.planning.record import to_dict
-from mggcn.planning.run import RunPlan
+from mggcn.planning.run import RunPlan, Space
 from mggcn.planning.select import Choice, choice_dict, choice_lines
 from mggcn.planning.shape import GraphShape
 from mggcn.planning.task import check_shape_task
@@ -94,30 +97,32 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.store is None and config.data.learned:
         arguments.features = config.data.learned
     machine = _machine(arguments, config)
-    limit = None if arguments.machine is None else _machine_limit(config, machine)
+    named = arguments.machine is not None
+    limit = _machine_limit(config, machine) if named else memory_limit(config)
+    space = space_elsewhere(config) if named else space_of(config)
     from_ = _from_shape if arguments.store is None else _from_store
     try:
-        config, plan, choice, rows = from_(arguments, config, machine, limit)
+        config, plan, choice, rows = from_(arguments, config, machine, limit, space)
     except NoChoiceError as error:
         if not arguments.json:
             print(shown("\n".join(choice_lines(error.choice)[:-1])))
         raise
-    limit = memory_limit(config) if limit is None else limit
     if arguments.json:
-        fit = {"fits": plan.largest.total_bytes <= limit, "limit_bytes": limit}
+        fit = {"fits": fits(plan, limit), "limit_bytes": limit}
         found = to_dict(plan) | {"predicted": cost_dict(plan, machine, arguments.replication)} | fit
+        found |= disk_dict(plan, machine)
         found |= {"choice": None if choice is None else choice_dict(choice)}
         arguments.answer = found | (_rows_dict(plan, rows) if arguments.explain else {})
     else:
         chosen = [] if choice is None else [*choice_lines(choice), ""]
         wide = machine if arguments.machine is not None else this_machine(in_float32(config))
         notes = [*chosen, *cost_lines(plan, machine, arguments.replication), *memory_alone(plan, machine, wide)]
+        notes += disk_lines(plan, machine, explain=arguments.explain)
         notes += narrow_messages(plan, machine) + whole_graph(plan, machine) + _rows_lines(plan, rows)
         room = room_of(config, None if arguments.machine is None else machine)
         verdict, _, rest = shown(render(plan, limit, notes, arguments.explain, room)).partition("\n")
-        fits = plan.largest.total_bytes <= limit
-        print(painted(verdict, "green" if fits else "red", sys.stdout), rest, sep="\n")
-    return 0 if plan.largest.total_bytes <= limit else 2
+        print(painted(verdict, "green" if fits(plan, limit) else "red", sys.stdout), rest, sep="\n")
+    return 0 if fits(plan, limit) else 2
 
 
 def _machine(arguments: argparse.Namespace, config: Config) -> Machine:
@@ -149,7 +154,7 @@ def _machine_limit(config: Config, machine: Machine) -> int:
 
 
 def _from_store(
-    arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
+    arguments: argparse.Namespace, config: Config, machine: Machine, limit: int, space: Space
 ) -> tuple[Config, RunPlan, Choice | None, ReadRows | None]:
     from mggcn.cli.train import store_path
     from mggcn.graph.store import open_store
@@ -157,8 +162,8 @@ def _from_store(
     if any(getattr(arguments, name) is not None for name in (*SHAPE, "training")):
         raise ConfigError("give a STORE or the sizes of a bare shape, not both")
     graph = open_store(store_path(arguments.store, arguments.root))
-    config, choice = resolve_auto(config, graph, machine, limit)
-    plan, partition = plan_graph(config, graph, machine, limit=limit)
+    config, choice = resolve_auto(config, graph, machine, limit, space)
+    plan, partition = plan_graph(config, graph, machine, limit=limit, space=space)
     rows = _read_rows(config, graph, plan, partition) if arguments.explain else None
     return config, dataclasses.replace(plan, read=rows), choice, rows
 
@@ -191,7 +196,7 @@ def _could_read_sums(plan: RunPlan) -> bool:
 
 
 def _from_shape(
-    arguments: argparse.Namespace, config: Config, machine: Machine, limit: int | None
+    arguments: argparse.Namespace, config: Config, machine: Machine, limit: int, space: Space
 ) -> tuple[Config, RunPlan, Choice | None, ReadRows | None]:
     missing = [f"--{name}" for name in SHAPE if getattr(arguments, name) is None]
     if missing:
@@ -212,8 +217,8 @@ def _from_shape(
         num_relations=arguments.relations or 0,
     )
     replication = arguments.replication or 0.0
-    config, choice = resolve_auto_shape(config, shape, replication, machine, limit)
-    return config, plan_shape(config, shape, replication, machine, limit), choice, None
+    config, choice = resolve_auto_shape(config, shape, replication, machine, limit, space)
+    return config, plan_shape(config, shape, replication, machine, limit, space), choice, None
 
 
 def _upper_aggregated(arguments: argparse.Namespace) -> int:

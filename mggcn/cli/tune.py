@@ -6,6 +6,7 @@ With --store: find the fastest variant of each sparse product of a run on that s
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ from mggcn.files import temporary_folder
 
 if TYPE_CHECKING:
     from mggcn.cost.machine import DeviceRates, Machine
+    from mggcn.memory.pages import DiskRates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=whole, default=0, help="threads of all ranks together; 0: all cores")
     parser.add_argument(
         "--seconds", type=float, help="about how long each kind of message is measured (default: 0.3); not with --store"
+    )
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        metavar="DIR",
+        help="folder on the disk to measure, on which runs may have rows (run.scratch; default: the current one); not with "
+        "--store",
     )
     group = parser.add_argument_group(
         "sparse products of a run",
@@ -87,7 +96,8 @@ def _tune_machine(arguments: argparse.Namespace) -> int:
     path = arguments.out or tuned_path()
     check_writable(path)
     with temporary_folder() as folder:
-        content = tune_machine(settings, folder, lambda text: print(f"measuring: {text}", flush=True))
+        told = functools.partial(print, "measuring:", flush=True)
+        content = tune_machine(settings, folder, told, arguments.scratch)
     write_machine(content, path)
     arguments.answer = {"file": path, "machine": content}
     print(shown("\n".join(machine_lines(read_machine(path)))))
@@ -115,6 +125,8 @@ def _tune_products(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--seconds is for figures of the machine; with --store, --epochs says how long timing may take"
         )
+    if arguments.scratch is not None:
+        raise ConfigError("--scratch names a disk of the machine; with --store remove it")
     budget = BUDGET if arguments.epochs is None else arguments.epochs
     if not 0 < budget < math.inf:
         raise ConfigError(
@@ -196,6 +208,7 @@ def machine_lines(machine: Machine) -> list[str]:
         *table(("operand", "gather GB/s", "copy GB/s"), rates),
         f"  dense products {products}; a gathered row {1e9 * device.row_s:.2f} ns beside its bytes, a call "
         f"{1e6 * device.call_s:.1f} us",
+        *_disk_lines(machine.disk),
         "messages: GB/s that reach all ranks together, microseconds of one without bytes",
         *table(header, links),
         *(
@@ -203,3 +216,11 @@ def machine_lines(machine: Machine) -> list[str]:
             for m in machine.nccl
         ),
     ]
+
+
+def _disk_lines(disk: DiskRates | None) -> list[str]:
+    """Return what was measured of the disk."""
+    if disk is None:
+        return []
+    read, write, both = (f"{rate / 1e9:.2f}" for rate in (disk.read, disk.write, disk.both))
+    return [f"  the disk reads {read} GB/s, writes {write}, and moves {both} doing both"]

@@ -383,6 +383,27 @@ class Config:
         """Return the same settings with another train.evaluate."""
         return dataclasses.replace(self, train=dataclasses.replace(self.train, evaluate=how))
 
+    def on_rung(self, rung: Literal["memory", "recompute", "disk"]) -> Config:
+        """Return the same settings with run.capacity auto replaced: recompute is in memory, too, with run.recompute on."""
+        capacity: Literal["memory", "disk"] = "disk" if rung == "disk" else "memory"
+        again: Literal["off", "on"] = "on" if rung == "recompute" else self.run.recompute
+        return dataclasses.replace(self, run=dataclasses.replace(self.run, capacity=capacity, recompute=again))
+
+    @property
+    def climbs(self) -> bool:
+        """Whether run.capacity auto may choose."""
+        return self.run.capacity == "auto" and self._pages
+
+    @property
+    def on_disk_instead(self) -> bool:
+        """Whether run.capacity memory keeps rows in memory that could be on disk."""
+        return self.run.capacity == "memory" and self._pages
+
+    @property
+    def _pages(self) -> bool:
+        """Whether rows could be on disk: those of runs over the whole graph on CPUs."""
+        return self.run.device == "cpu" and not self.sample.batch and not self.data.learned
+
     @property
     def reads_whole_batches(self) -> bool:
         """Whether a step's result depends on all of its seeds together, beside the sum of their losses."""

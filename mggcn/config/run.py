@@ -77,13 +77,14 @@ class RunConfig:
     recompute: Literal["off", "on"] = "off"
     """Rows that dense products made and the backward pass reads: on computes them again where their operand is kept
     anyway, for less memory and the time of these products; the same bits."""
-    capacity: Literal["memory", "disk"] = "memory"
-    """Where rows lie between the ops of an epoch. memory: in memory; disk: in a file, from which ops read some rows or some
-    columns at a time, as many as `memory_limit` lets: the same bits, in less memory and more seconds. For whole graphs on
-    CPUs."""
+    capacity: Literal["auto", "memory", "disk"] = "auto"
+    """Where rows are between the ops of an epoch, with the same bits in every case. memory: all that the backward pass
+    reads stays there. disk: in a file, of which ops read some rows or some columns at a time, as many as `memory_limit`
+    lets: less memory, more seconds; for whole graphs on CPUs. auto: the first that fits of memory, memory with `recompute`
+    on, and disk (docs/capacity.md)."""
     scratch: str = ""
-    """Folder of the file in which a run with `capacity` disk has its rows, on a fast disk; by default the run's. The file
-    has no name, and goes with the process."""
+    """Folder, on a fast disk, of the file that holds rows on disk; by default the run folder. The file has no name, and is
+    gone with the process."""
     log: Literal["none", "tensorboard"] = "none"
     """Where the history goes beside history.jsonl. tensorboard: the run folder's tensorboard/, which TensorBoard reads."""
     timeline: bool = False

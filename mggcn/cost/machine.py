@@ -21,6 +21,7 @@ from mggcn.comm.nccl_memory import NcclMeasured, NcclSizes
 from mggcn.config.files import read_tables
 from mggcn.cost.toml_fields import Fields
 from mggcn.errors import ConfigError
+from mggcn.memory.pages import DiskRates
 
 MACHINES: Final = Path(__file__).with_name("machines")
 LIKE: Final = {"H100": "dgx-h100", "H200": "hgx-h200", "A100": "dgx-a100", "V100": "dgx-1"}
@@ -153,6 +154,10 @@ class Topology:
     """Links that the reduction between the groups can use."""
 
 
+ASSUMED_DISK: Final = DiskRates(4e8, 4e8, 4e8)
+"""A disk that was never measured: a SATA SSD, or what a rented machine's disk is often held to."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """A machine on which a plan is costed."""
@@ -165,6 +170,13 @@ class Machine:
     topology: Topology | None = None
     nccl: tuple[NcclMeasured, ...] = ()
     """NCCL's measured memory on its GPUs."""
+    disk: DiskRates | None = None
+    """The disk that the ranks of a device share, where rows are on disk; None: it was not measured."""
+
+    @property
+    def disk_rates(self) -> DiskRates:
+        """The disk, as measured or assumed."""
+        return self.disk or ASSUMED_DISK
 
     @property
     def caveat(self) -> str:
@@ -208,6 +220,7 @@ def read_machine(path: Path) -> Machine:
         links=tuple(_link(entry) for entry in top.tables("link")),
         topology=_topology(top.table("topology")) if top.has("topology") else None,
         nccl=tuple(_nccl(entry) for entry in top.tables("nccl")) if top.has("nccl") else (),
+        disk=_disk(top.table("disk")) if top.has("disk") else None,
     )
     top.finish()
     return machine
@@ -240,7 +253,8 @@ def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
     """Return the machine in the file `tuned` if its device is of this kind, else a shipped or an assumed one.
 
     gpu: the name of the GPU that is here, by which one like it is found, with as many as there are ranks. What was measured
-    of NCCL counts in either case: it is this machine's. Raises: ConfigError if the file is there but cannot be read.
+    of NCCL and of the disk counts in either case: it is this machine's. Raises: ConfigError if the file is there but cannot
+    be read.
     """
     assumed = read_machine(MACHINES / f"assumed-{kind}.toml")
     name = next((name for part, name in LIKE.items() if re.search(rf"\b{part}\b", gpu)), "")
@@ -251,7 +265,9 @@ def default_machine(kind: Kind, tuned: Path, gpu: str = "") -> Machine:
     if not os.path.lexists(tuned):
         return assumed
     machine = read_machine(tuned)
-    return machine if machine.device.kind == kind else dataclasses.replace(assumed, nccl=machine.nccl)
+    if machine.device.kind == kind:
+        return machine
+    return dataclasses.replace(assumed, nccl=machine.nccl, disk=machine.disk)
 
 
 def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int, item: int = 4) -> Machine:
@@ -346,6 +362,12 @@ def _link(fields: Fields) -> Link:
     )
     fields.finish()
     return link
+
+
+def _disk(fields: Fields) -> DiskRates:
+    disk = DiskRates(fields.number("read"), fields.number("write"), fields.number("both"))
+    fields.finish()
+    return disk
 
 
 def _nccl(fields: Fields) -> NcclMeasured:

@@ -31,7 +31,11 @@ class Room:
 
 
 def require_fit(plan: RunPlan, limit: int, room: Room | None = None) -> None:
-    """Raise PlanError if a rank needs more than `limit` bytes; the message says what would fit."""
+    """Raise PlanError if a rank needs more than `limit` bytes, or rows on disk more than is free there; the message says
+    what would fit.
+    """
+    if lacking := lacking_space(plan):
+        raise PlanError(lacking)
     rank = plan.largest
     if rank.total_bytes <= limit:
         return
@@ -39,6 +43,22 @@ def require_fit(plan: RunPlan, limit: int, room: Room | None = None) -> None:
     raise PlanError(
         f"rank {rank.rank} needs {human(rank.total_bytes)} for {rank.sizes.owned:,} of {plan.shape.num_vertices:,} rows "
         f"and hidden widths {widths or 'none'}, but only {human(limit)} may be used; {advice(plan, limit, room)}"
+    )
+
+
+def fits(plan: RunPlan, limit: int) -> bool:
+    """Return whether `require_fit` refuses nothing."""
+    return plan.largest.total_bytes <= limit and not lacking_space(plan)
+
+
+def lacking_space(plan: RunPlan) -> str:
+    """Say what rows on disk need where the folder lacks it; "" if it does not."""
+    ladder = plan.ladder
+    if ladder is None or not plan.on_disk or ladder.has_space:
+        return ""
+    return (
+        f"rows on disk need {human(ladder.disk_bytes)} in {ladder.space.folder}, {human(ladder.space.free)} are free; free "
+        "space there, or name a folder on another disk: --set run.scratch=FOLDER"
     )
 
 
@@ -57,7 +77,9 @@ def require_pinned(plan: RunPlan, ranks: int, free: int) -> None:
 def smallest_ranks(plan: RunPlan, limit: int) -> int:
     """Return the smallest number of ranks, each with `limit` bytes, that fits; the plan's own if none smaller does."""
     own = plan.config.run.ranks
-    return _first(1, own, lambda p: _estimate(plan, p) <= limit) or own
+    if plan.on_disk:  # whatever has too few ranks has more on disk
+        return own
+    return _first(1, own, lambda p: _estimate(plan, p, limit=limit) <= limit) or own
 
 
 def advice(plan: RunPlan, limit: int, room: Room | None = None) -> str:
@@ -69,21 +91,50 @@ def advice(plan: RunPlan, limit: int, room: Room | None = None) -> str:
     most = min(MAX_ADVISED_RANKS, plan.shape.num_vertices)
     if not room.per_rank(most):
         most = bisect.bisect_left(range(1, most + 1), True, key=lambda p: not room.per_rank(p))
-    hints = [*_ranks(plan, limit, room, most), *_settings(plan, limit, room), *_widths(plan, limit)]
+    hints = [
+        *_disk(plan, limit),
+        *_ranks(plan, limit, room, most),
+        *_settings(plan, limit, room),
+        *_widths(plan, limit),
+    ]
     if hints:
-        return " or ".join(hints)
+        return " or ".join(hints) + _missing(plan, limit)
     alone = DEVICES[plan.config.run.device].process_bytes
     why = f": a process takes {human(alone)} before it holds anything" if room.per_rank(1) < alone else ""
-    return f"no number of ranks up to {most} would fit{why}; free memory or raise --memory-limit"
+    missing = _missing(plan, limit)
+    return f"no number of ranks up to {most} would fit{why}{missing}; free memory or raise --memory-limit"
+
+
+def _disk(plan: RunPlan, limit: int) -> Iterator[str]:
+    """Rows on a disk with more space."""
+    ladder = plan.ladder
+    if ladder is None or ladder.disk is None or plan.on_disk:
+        return
+    if (need := ladder.disk.largest.total_bytes) <= limit:
+        yield (
+            f"--set run.scratch=FOLDER on a disk with {human(ladder.disk_bytes)} for rows ({ladder.space.folder} has "
+            f"{human(ladder.space.free)}) would fit into {human(need)}"
+        )
+
+
+def _missing(plan: RunPlan, limit: int) -> str:
+    """Say why rows on disk do not help, if they were tried."""
+    ladder = plan.ladder
+    if ladder is None or plan.on_disk:
+        return ""
+    if ladder.disk is not None:
+        need = ladder.disk.largest.total_bytes
+        return f"; with rows on disk {human(need)} are needed at least" if need > limit else ""
+    return f"; rows cannot be on disk: {ladder.missing}" if ladder.missing else ""
 
 
 def _ranks(plan: RunPlan, limit: int, room: Room, most: int) -> Iterator[str]:
     """Fewer ranks, where these have more memory each; then more."""
     own = plan.config.run.ranks
     fewer = [p for p in (own >> shift for shift in range(1, own.bit_length())) if room.per_rank(p) > limit]
-    if found := next((p for p in fewer if _estimate(plan, p) <= room.per_rank(p)), None):
+    if found := next((p for p in fewer if _estimate(plan, p, limit=room.per_rank(p)) <= room.per_rank(p)), None):
         yield f"{found} rank{'s' * (found > 1)} with {human(room.per_rank(found))} each would fit"
-    if found := _first(own + 1, most + 1, lambda p: _estimate(plan, p) <= room.per_rank(p)):
+    if found := _first(own + 1, most + 1, lambda p: _estimate(plan, p, limit=room.per_rank(p)) <= room.per_rank(p)):
         each = "as much memory" if room.per_rank(found) == limit else human(room.per_rank(found))
         yield f"{found} ranks with {each} each would fit"
 
@@ -91,29 +142,31 @@ def _ranks(plan: RunPlan, limit: int, room: Room, most: int) -> Iterator[str]:
 def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
     """A narrower type, another exact strategy, products made again, or one copy of the graph."""
     run = plan.config.run
-    if run.precision != "bf16" and (need := _estimate(plan, precision="bf16")) <= limit:
+    if run.precision != "bf16" and (need := _estimate(plan, limit=limit, precision="bf16")) <= limit:
         yield f"--precision bf16 would fit into {human(need)}"
     if plan.strategy.kind == "rows":
-        needs = {name: _estimate(plan, strategy=name, by=one) for name, one in room.strategies.items()}
+        needs = {name: _estimate(plan, limit=limit, strategy=name, by=one) for name, one in room.strategies.items()}
         needs.pop(run.strategy, None)
         if needs and needs[best := min(needs, key=lambda name: needs[name])] <= limit:
             yield f"--strategy {best} would fit into {human(needs[best])}"
-    if run.recompute == "off" and (need := _estimate(plan, recompute="on")) <= limit:
+    if run.recompute == "off" and (need := _estimate(plan, limit=limit, recompute="on")) <= limit:
         yield f"--set run.recompute=on, which makes products again backwards, would fit into {human(need)}"
+    if plan.config.on_disk_instead and (need := _estimate(plan, limit=limit, capacity="disk")) <= limit:
+        yield f"--set run.capacity=disk, which has rows on disk, would fit into {human(need)}"
     if (
         plan.config.sample.batch
         and not plan.by_blocks
         and not plan.config.sample.compare_gradient
-        and (need := _estimate(plan, evaluate="blocks")) <= limit
+        and (need := _estimate(plan, limit=limit, evaluate="blocks")) <= limit
     ):
         yield f"--set train.evaluate=blocks, which evaluates layer by layer, would fit into {human(need)}"
-    if plan.ranks[0].pruned and _estimate(plan, prune="off") <= limit:
+    if plan.ranks[0].pruned and _estimate(plan, limit=limit, prune="off") <= limit:
         yield "--set debug.prune=off, which computes all rows from one copy of the graph, would fit"
 
 
 def _widths(plan: RunPlan, limit: int) -> Iterator[str]:
     own, hidden = plan.config.run.ranks, plan.config.model.hidden
-    if hidden and (cut := _first(1, 16, lambda c: _estimate(plan, share=1 - c / 16) <= limit)):
+    if hidden and (cut := _first(1, 16, lambda c: _estimate(plan, limit=limit, share=1 - c / 16) <= limit)):
         widths = ",".join(str(w) for w in _narrowed(hidden, 1 - cut / 16))
         yield f"--set model.hidden={widths} would fit on {own}"
 
@@ -136,16 +189,20 @@ def _estimate(
     share: float = 1.0,
     by: Strategy | None = None,
     evaluate: Literal["auto", "whole", "blocks"] = "auto",
+    limit: int = 0,
     **settings: Any,
 ) -> int:
-    """Predicted peak of the largest rank for another number of ranks, narrower layers or other settings of [run]."""
+    """Predicted peak of the largest rank for another number of ranks, narrower layers or other settings of [run].
+
+    limit: bytes of a rank, which rows on disk leave room for others in.
+    """
     ranks = ranks or plan.config.run.ranks
     model = dataclasses.replace(plan.config.model, hidden=_narrowed(plan.config.model.hidden, share))
     transport = plan.config.run.transport if ranks in (1, plan.config.run.ranks) else "auto"
     shape = plan.shape
     try:
-        run = dataclasses.replace(plan.config.run, ranks=ranks, transport=transport, **settings)
-        config = plan.chosen if evaluate == "auto" else plan.config.evaluating(evaluate)
+        config = plan.chosen if evaluate == "auto" else plan.chosen.evaluating(evaluate)
+        run = dataclasses.replace(config.run, ranks=ranks, transport=transport, **settings)
         config = dataclasses.replace(config, model=model, run=run)
         if ranks == plan.config.run.ranks:
             stats = plan.stats
@@ -162,7 +219,14 @@ def _estimate(
         return max(
             rank.total_bytes
             for rank in plan_ranks(
-                config, shape, stats, by or plan.strategy, sorted(chosen), plan.nccl, figures=plan.figures
+                config,
+                shape,
+                stats,
+                by or plan.strategy,
+                sorted(chosen),
+                plan.nccl,
+                figures=plan.figures,
+                limit=limit if config.run.capacity == "disk" else 0,
             )
         )
     except (ConfigError, GraphError, PlanError):

@@ -182,8 +182,8 @@ def unpruned(plan: RunPlan) -> RunPlan | None:
 
 def _otherwise(plan: RunPlan, **run: Any) -> RunPlan:
     """The plan of the same graph and partition with other settings of [run]."""
-    config = dataclasses.replace(plan.chosen, run=dataclasses.replace(plan.config.run, **run))
-    planned = plan_run(config, plan.shape, plan.stats, plan.strategy, plan.nccl, figures=plan.figures)
+    config = dataclasses.replace(plan.chosen, run=dataclasses.replace(plan.chosen.run, **run))
+    planned = plan_run(config, plan.shape, plan.stats, plan.strategy, plan.nccl, figures=plan.figures, limit=plan.limit)
     return dataclasses.replace(planned, read=plan.read)
 
 

@@ -22,6 +22,7 @@ from mggcn.backend.cpu.variants import GAIN, MatrixTraits, costs_of
 from mggcn.backend.cuda.dense_blocks import packed_shape, row_blocks
 from mggcn.blocks.block import PAIRS
 from mggcn.cost.batches import LOCK_S, PAIR_S, BatchCost, Sample, scored_s
+from mggcn.cost.disk import DiskCost, StageCost
 from mggcn.cost.epoch import Cost, mean_cost, predict
 from mggcn.cost.machine import DeviceRates, Machine
 from mggcn.cost.work import Item, Staged, Sum, Work, product
@@ -37,6 +38,7 @@ from mggcn.model.program import Program
 from mggcn.model.values import Op
 from mggcn.partition.locality.reuse import BOUNDS
 from mggcn.planning.batches import gather_threads, mean_stack, padded_layout, pads_batches
+from mggcn.planning.disk import StagePlan
 from mggcn.planning.exchanges import learned_exchanges, relay_cost, rows_given, transport_of
 from mggcn.planning.links import pair_rows
 from mggcn.planning.regions import OPTIMIZER_STATES
@@ -91,7 +93,7 @@ def epoch_cost(plan: RunPlan, machine: Machine) -> EpochCost:
     pairs = -(-shape.num_scored_pairs // len(plan.ranks))
     return EpochCost(
         train=training_cost(plan, machine),
-        evaluate=_cost(plan, machine, [rank.evaluate for rank in plan.ranks]),
+        evaluate=_evaluation_cost(plan, machine),
         exact=_cost(plan, machine, exact) if exact else None,
         batch=batch,
         pairs_s=PAIR_S * _pairs(plan) if batch is None else 0.0,
@@ -152,11 +154,19 @@ def first_sums_s(plan: RunPlan) -> float:
     return Sample(shape.num_edges, 0, row).seconds / len(plan.ranks)
 
 
+def _evaluation_cost(plan: RunPlan, machine: Machine) -> Cost:
+    if plan.on_disk:
+        return disk_cost(plan, machine, "evaluate").cost
+    return _cost(plan, machine, [rank.evaluate for rank in plan.ranks])
+
+
 def training_cost(plan: RunPlan, machine: Machine) -> Cost:
     """Predict a training epoch of a plan alone, or a step on a batch. Raises: PlanError, ConfigError as `predict`."""
     plan = _as_drawn(plan)
     period = plan.ranks[0].aggregation.period
     phases = range(0, period, -(-period // MAX_PHASES))
+    if plan.on_disk:
+        return mean_cost([disk_cost(plan, machine, "train", phase).cost for phase in phases])
     return mean_cost([_cost(plan, machine, [rank.train for rank in plan.ranks], phase) for phase in phases])
 
 
@@ -205,6 +215,56 @@ def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], phase: i
     return predict(machine, transport_of(plan), lists)
 
 
+def disk_cost(plan: RunPlan, machine: Machine, name: str, phase: int = 0) -> DiskCost:
+    """Predict a program of a plan from disk, stage by stage, in the epochs e with e mod period = phase: "train", or
+    "evaluate". Raises: PlanError, ConfigError as `predict`.
+    """
+    transport, found = transport_of(plan), list[StageCost]()
+    programs = [(rank, rank.disk.programs[name], rank.disk.pages) for rank in plan.ranks if rank.disk is not None]
+    # Ranks that share a device share its disk.
+    sharing = machine.sharing(len(plan.ranks))
+    for number, first in enumerate(programs[0][1].stages):
+        stages = [(rank, program.stages[number], pages) for rank, program, pages in programs]
+        items = [stage_items(plan, rank, stage, phase, machine.device) for rank, stage, _ in stages]
+        moved = [
+            tuple(sum(pages[one.page].spec.nbytes for one in some) for some in (stage.reads, stage.writes))
+            for _, stage, pages in stages
+        ]
+        read, written = (sharing * max(some) for some in zip(*moved, strict=True))
+        found.append(StageCost(predict(machine, transport, items), read, written, len(first.parts)))
+    after = [[one for _, items in _items_after(plan, rank, name == "train", 0) for one in items] for rank in plan.ranks]
+    return DiskCost(tuple(found), predict(machine, transport, after), machine.disk_rates)
+
+
+def stage_items(plan: RunPlan, rank: RankPlan, stage: StagePlan, phase: int, device: DeviceRates | None) -> list[Item]:
+    """Return work and messages of all parts of a stage of one rank."""
+    sizes, parts, found, sent = _sizes(plan, rank, rank.sizes.owned, device), stage.parts, list[Item](), 0
+    plans = rank.training if stage.program.name == "train" else rank.evaluation
+    for op in stage.program.ops:
+        if isinstance(op.kind, Aggregate):
+            for cols in [min(op.cols, len(part)) for part in parts] if stage.how == "columns" else [op.cols]:
+                kind = op.kind
+                steps = tuple(plans[kind.block].steps(cols, rank.sizes.operand, kind.backward, phase, kind.op))
+                found += [*_aggregation(sizes, steps, sent, kind.op), *_relations(sizes, steps, op, kind)]
+                sent += num_messages(steps)
+            continue
+        statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
+        sent += len(statistics)
+        found += [*(_in_parts(work, stage) for work in _work(sizes, op)), *statistics]
+    return found
+
+
+def _in_parts(work: Work, stage: StagePlan) -> Work:
+    """Return the work of all parts of a stage, of an op's over all rows; by columns: over the columns of a part."""
+    count = len(stage.parts)
+    if stage.how == "rows":  # blocks of rows are as many as over all of them
+        return dataclasses.replace(work, span=(work.span or work.streamed) // count, calls=work.calls + count - 1)
+    times = stage.total / stage.step if stage.how == "columns" else 1
+    streamed, flop, rows = (round(times * number) for number in (work.streamed, work.flop, work.rows))
+    span = work.span or work.streamed
+    return dataclasses.replace(work, streamed=streamed, span=span, flop=flop, rows=rows, calls=count * work.calls)
+
+
 def program_items(
     plan: RunPlan, rank: RankPlan, program: Program, phase: int = 0, device: DeviceRates | None = None
 ) -> list[Item]:
@@ -239,7 +299,11 @@ def items_by_op(
             statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
             sent += len(statistics)
             yield op.label, [*_work(sizes, op), *statistics]
-    training = program is rank.train
+    yield from _items_after(plan, rank, program is rank.train, sent)
+
+
+def _items_after(plan: RunPlan, rank: RankPlan, training: bool, sent: int) -> Iterator[tuple[str, list[Item]]]:
+    """Yield what follows the ops of a program, which has sent as many messages, as `items_by_op`."""
     learned = rank.learned if training else None
     if learned is not None and learned.messages:
         messages = list[Item]()

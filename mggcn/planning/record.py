@@ -66,7 +66,8 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "per_rank": [_rank_dict(rank) for rank in plan.ranks],
         "partition": plan.stats.to_dict(),
         **({"evaluate": plan.chosen.train.evaluate} if plan.config.sample.batch else {}),
-        **({"limit": plan.limit} if plan.config.run.capacity == "disk" else {}),
+        "capacity": plan.rung,
+        **({"limit": plan.limit} if plan.on_disk else {}),
     } | ({} if plan.stack is None else _stack_dict(plan.stack))
 
 
@@ -139,6 +140,9 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
         stack = Stack(stack.blocks, sizes, **found, overlap=content.get("overlap", 0.0))
     # What auto chose; a run that is planned anew chooses again.
     chosen = config.evaluating(content.get("evaluate", config.train.evaluate))
-    limit = content.get("limit", 0)
+    rung, limit = content.get("capacity", "memory"), content.get("limit", 0)
+    if config.run.capacity == "auto":
+        chosen = chosen.on_rung(rung)
     plan = plan_run(chosen, shape, stats, strategy, nccl, figures=figures, stack=stack, limit=limit)
-    return dataclasses.replace(plan, config=config)
+    again = config.run.capacity == "auto" and rung == "recompute"
+    return dataclasses.replace(plan, config=config, again=again)

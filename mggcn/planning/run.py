@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from typing import Literal
 
 from mggcn.aggregate.base import AggregationPlan, Matrix, Strategy
 from mggcn.aggregate.steps import Send, Step, bytes_sent, num_messages, num_products
@@ -205,6 +206,35 @@ SIGNALS = 3
 """Loss, stop flag and seconds, float64, summed over ranks once an epoch."""
 
 
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A folder for rows on disk, as a message names it, and the bytes that are free there."""
+
+    folder: str
+    free: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """What was planned before a plan was taken.
+
+    passed: the plans that do not fit into `limit` bytes of a rank, the one that keeps most in memory first. disk: that of
+    rows on disk, for which this machine needs `disk_bytes`; None if it was not tried, or is not possible, for the reason
+    `missing`.
+    """
+
+    limit: int
+    passed: tuple[RunPlan, ...]
+    space: Space
+    disk: RunPlan | None = None
+    disk_bytes: int = 0
+    missing: str = ""
+
+    @property
+    def has_space(self) -> bool:
+        return self.disk_bytes <= self.space.free
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """The plan of all ranks."""
@@ -221,6 +251,10 @@ class RunPlan:
     """The blocks of a step; None: the whole graph."""
     limit: int = 0
     """Bytes of a rank for which a run from disk was planned, 0 for any."""
+    again: bool = False
+    """Whether run.capacity auto has set run.recompute."""
+    ladder: Ladder | None = field(default=None, compare=False)
+    """What run.capacity auto chose from; None: it chose nothing, or the plan was read."""
     read: ReadRows | None = field(default=None, compare=False)
     """What drawn batches read of other ranks, by which messages are priced; None: it was not counted."""
 
@@ -235,11 +269,27 @@ class RunPlan:
         return self.ranks[0].by_blocks is not None
 
     @property
+    def on_disk(self) -> bool:
+        """Whether rows are on disk between the ops of an epoch: the settings say so, or left it open and it was chosen."""
+        return self.ranks[0].disk is not None
+
+    @property
+    def rung(self) -> Literal["memory", "recompute", "disk"]:
+        """What run.capacity auto chose, or the settings say."""
+        return "disk" if self.on_disk else "recompute" if self.again else "memory"
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes on disk of all ranks."""
+        return sum(rank.disk.pages.nbytes for rank in self.ranks if rank.disk is not None)
+
+    @property
     def chosen(self) -> Config:
-        """The configuration with the evaluation that was planned, from which the same is planned again."""
-        if not self.config.sample.batch or self.config.train.evaluate != "auto":
-            return self.config
-        return self.config.evaluating("blocks" if self.by_blocks else "whole")
+        """The configuration with what was planned where it leaves that open, from which the same is planned again."""
+        config = self.config.on_rung(self.rung) if self.config.run.capacity == "auto" else self.config
+        if not config.sample.batch or config.train.evaluate != "auto":
+            return config
+        return config.evaluating("blocks" if self.by_blocks else "whole")
 
     @property
     def largest(self) -> RankPlan:

@@ -15,7 +15,7 @@ from mggcn.memory.units import human
 from mggcn.model.program import Program
 from mggcn.partition.cut.partition import CutStats
 from mggcn.partition.rows.partition import row_stats
-from mggcn.planning.advice import Room, advice, smallest_ranks
+from mggcn.planning.advice import Room, advice, lacking_space, smallest_ranks
 from mggcn.planning.batch_rows import fetch_lines
 from mggcn.planning.batches import batch_lines, first_lines
 from mggcn.planning.history import history_lines
@@ -62,8 +62,7 @@ def render(
         f"rank {rank.rank}{', the largest' if len(plan.ranks) > 1 else ''}: {rank.sizes.owned:,} rows, "
         f"{rank.nnz:,} nonzeros",
         "",
-        *_buffers(rank.train),
-        "",
+        *([] if plan.on_disk else [*_buffers(rank.train), ""]),
         *_regions(plan, rank),
         "",
         *_epoch(rank, "step" if plan.config.sample.batch else "epoch"),
@@ -135,7 +134,8 @@ class PrintedPlan:
 
     @property
     def _peak(self) -> str:
-        return f"{human(self.run.largest.total_bytes)} per rank"
+        on_disk = f", {human(self.run.disk_bytes)} on disk" if self.run.on_disk else ""
+        return f"{human(self.run.largest.total_bytes)} per rank{on_disk}"
 
 
 def _strategy(plan: RunPlan) -> str:
@@ -241,7 +241,10 @@ def _regions(plan: RunPlan, rank: RankPlan) -> list[str]:
         "memory",
         *table(("region", "bytes", ""), rows),
         f"  the arena serves training {human(rank.train.arena.nbytes)}, {', '.join(notes)}; MG-GCN's {paper} buffers "
-        f"would take {human(rank.paper_bytes)}",
+        f"would take {human(rank.paper_bytes)}"
+        if rank.disk is None
+        else f"  the arena holds what a stage reads and writes at a time; in memory training would take "
+        f"{human(rank.train.arena.nbytes)}",
         f"  set-up needs {human(rank.setup_bytes)} before the first epoch",
         *_nccl(plan, rank),
     ]
@@ -267,7 +270,17 @@ def _epoch(rank: RankPlan, training: str) -> list[str]:
         f"{rank.bytes_sent(rank.train):,} bytes sent ({human(rank.bytes_sent(rank.train))})",
         f"  evaluation  {rank.evaluate_spmm} SpMMs, {rank.messages(rank.evaluate)} messages, "
         f"{rank.bytes_sent(rank.evaluate):,} bytes sent ({human(rank.bytes_sent(rank.evaluate))})",
+        *_moved(rank),
     ]
+
+
+def _moved(rank: RankPlan) -> list[str]:
+    """Say what a rank has on disk and moves; nothing where its rows are in memory."""
+    if rank.disk is None:
+        return []
+    programs = [("training", rank.disk.programs["train"]), ("evaluation", rank.disk.programs["evaluate"])]
+    moved = [f"{name} reads {human(one.read)} and writes {human(one.written)}" for name, one in programs]
+    return [f"  on disk     {human(rank.disk.pages.nbytes)}; {', '.join(moved)}"]
 
 
 def _ranks(plan: RunPlan) -> list[str]:
@@ -321,8 +334,11 @@ def _cut(stats: CutStats) -> list[str]:
 def verdict(plan: RunPlan, limit: int, room: Room | None = None) -> str:
     """Say whether every rank fits into `limit` bytes, the smallest number of ranks that does, or what would fit."""
     need = plan.largest.total_bytes
+    if lacking := lacking_space(plan):
+        return f"does not fit: {lacking}"
     if need > limit:
         return f"does not fit: {human(need)} of {human(limit)} per rank; {advice(plan, limit, room)}"
     least = smallest_ranks(plan, limit)
     fewest = f"; {least} with as much memory each would do" if least < len(plan.ranks) else ""
-    return f"fits: {human(need)} of {human(limit)} per rank{fewest}"
+    on_disk = f", with {human(plan.disk_bytes)} on disk" if plan.on_disk else ""
+    return f"fits: {human(need)} of {human(limit)} per rank{on_disk}{fewest}"

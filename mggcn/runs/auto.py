@@ -15,13 +15,13 @@ from mggcn.assemble.plan import (
     STRATEGIES,
     check_ranks,
     figures_here,
+    fitted,
     memory_limit,
     nccl_memory,
     plan_shape,
     resolve,
     room_of,
     this_machine,
-    with_evaluation,
 )
 from mggcn.assemble.stack import drawn_sizes, stack_for
 from mggcn.blocks.block import Stack
@@ -42,7 +42,7 @@ from mggcn.partition.rows.partition import row_owners
 from mggcn.partition.stream import StreamSettings
 from mggcn.planning.batch_sharing import BatchSizes, expected_sizes, with_batches
 from mggcn.planning.links import check_links
-from mggcn.planning.run import RunPlan, plan_run
+from mggcn.planning.run import RunPlan, Space, plan_run
 from mggcn.planning.select import Candidate, Choice, choose
 from mggcn.planning.shape import GraphShape, graph_shape, in_blocks, partition_stats
 
@@ -76,11 +76,16 @@ def _compares_batches(config: Config) -> bool:
 
 
 def resolve_auto(
-    config: Config, graph: Graph, machine: Machine | None = None, limit: int | None = None
+    config: Config,
+    graph: Graph,
+    machine: Machine | None = None,
+    limit: int | None = None,
+    space: Space | None = None,
 ) -> tuple[Config, Choice | None]:
     """Replace every `auto` of a configuration, strategy and order included; return the choice too, if there was one.
 
-    machine: where the seconds are predicted (default: `this_machine`); limit: bytes that a rank may use.
+    machine: where the seconds are predicted (default: `this_machine`); limit: bytes that a rank may use; space: as of
+    `plan_graph`.
     Cost: a few sweeps over the edges per order, a vertex cut of a small graph. Raises: PlanError if nothing fits;
     ConfigError for delays without a strategy that has any.
     """
@@ -91,13 +96,18 @@ def resolve_auto(
         return resolve(config, graph), None
     machine = machine or this_machine(config)
     base = resolve(_with_run(config, _fallback(config.run)), graph)
-    candidates = list(_candidates(config, base, graph, machine, limit))
-    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit, room)
+    limit = memory_limit(base) if limit is None else limit
+    choice = choose(list(_candidates(config, base, graph, machine, limit, space)), machine, limit, room)
     return _apply_choice(base, choice), choice
 
 
 def resolve_auto_shape(
-    config: Config, shape: GraphShape, replication: float, machine: Machine | None = None, limit: int | None = None
+    config: Config,
+    shape: GraphShape,
+    replication: float,
+    machine: Machine | None = None,
+    limit: int | None = None,
+    space: Space | None = None,
 ) -> tuple[Config, Choice | None]:
     """As `resolve_auto` for a bare shape, in expectation over random assignments; a vertex cut needs its replication."""
     room = room_of(config, None if limit is None else machine)
@@ -107,6 +117,7 @@ def resolve_auto_shape(
         return config, None
     machine = machine or this_machine(config)
     base = _with_run(config, _fallback(config.run))
+    limit = memory_limit(base) if limit is None else limit
     candidates, compares = [], _compares_batches(config)
     sizes = expected_sizes(base, shape) if compares else {}
     for run, exact in _variants(config, ("random",)):
@@ -114,12 +125,12 @@ def resolve_auto_shape(
         partition = "libra" if STRATEGIES[trial.run.strategy].kind == "cut" else "rows"
         one = functools.partial(_candidate, trial.run, partition, exact, compares, sizes.get(trial.run.batches))
         try:
-            plan = plan_shape(trial, shape, replication, machine, limit)
+            plan = plan_shape(trial, shape, replication, machine, limit, space)
         except MggcnError as error:
             candidates.append(one(None, str(error)))
         else:
             candidates.append(one(plan))
-    choice = choose(candidates, machine, memory_limit(base) if limit is None else limit, room)
+    choice = choose(candidates, machine, limit, room)
     return _apply_choice(base, choice), choice
 
 
@@ -218,7 +229,9 @@ def _candidate(
     )
 
 
-def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, limit: int | None) -> Iterator[Candidate]:
+def _candidates(
+    config: Config, base: Config, graph: Graph, machine: Machine, limit: int, space: Space | None
+) -> Iterator[Candidate]:
     """Plan every variant on a graph; a partition is made once per order and number of bins."""
     shape, seed, ranks = graph_shape(graph, base), base.train.seed, base.run.ranks
     nccl, figures = nccl_memory(base, machine), figures_here(base)
@@ -239,11 +252,12 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
     owner = (np.arange(graph.num_vertices) % ranks).astype(np.uint16)
     stacks = {base.run.batches: stack_for(base, graph, shape, owner)}
 
-    def planned(counted: _Counted, of: Config) -> RunPlan:
+    def planned(counted: _Counted, of: Config, most: int = 0) -> RunPlan:
         stack, sizes = (counted.stacks or stacks)[of.run.batches], shape
         if of.evaluates_by_blocks:
             sizes = in_blocks(shape, graph, of)
-        return plan_run(of, sizes, counted.stats, STRATEGIES[of.run.strategy], nccl, figures=figures, stack=stack)
+        strategy = STRATEGIES[of.run.strategy]
+        return plan_run(of, sizes, counted.stats, strategy, nccl, figures=figures, stack=stack, limit=most)
 
     for run, exact in _variants(config, orders):
         trial = _with_run(base, run)
@@ -271,7 +285,7 @@ def _candidates(config: Config, base: Config, graph: Graph, machine: Machine, li
         try:
             if compares:
                 _check_batches(trial, graph)
-            plan = with_evaluation(trial, functools.partial(planned, counted), limit)
+            plan = fitted(trial, functools.partial(planned, counted), limit, space)
         except (GraphError, PlanError) as error:
             yield one(plan=None, reason=str(error))
         else:

@@ -183,7 +183,8 @@ def predict_worker(
 
     config, recorded, job = read_run(folder)
     # What is only evaluated needs no matrices of training epochs.
-    config = dataclasses.replace(config, run=dataclasses.replace(config.run, prune="off"))
+    scratch = config.run.scratch or str(Path(arguments["out"]).parent)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, prune="off", scratch=scratch))
     graph, layer = open_store(arguments["store"]), arguments["layer"]
     trained_on = GraphShape(**recorded["graph"])
     if chosen is None:

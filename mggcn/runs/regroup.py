@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from mggcn.assemble.ladder import space_of
 from mggcn.assemble.plan import check_available, memory_limit, plan_graph, resolve, room_of
 from mggcn.comm.rank import ranks_here, torchrun_env
 from mggcn.config import Config
@@ -57,7 +58,8 @@ def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) ->
     require_graph(folder, graph)
     config = resolve(config, graph)
     check_available(config)
-    plan, partition = plan_graph(config, graph)
-    require_fit(plan, config.run.memory_limit or memory_limit(config), room_of(config))
+    limit = memory_limit(config)
+    plan, partition = plan_graph(config, graph, limit=limit, space=space_of(config, folder))
+    require_fit(plan, limit, room_of(config))
     write_plan(folder, plan, partition, store, graph)
     return config

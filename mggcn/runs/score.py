@@ -116,6 +116,8 @@ def for_scoring(config: Config, graph: Graph, trained_on: GraphShape) -> tuple[C
     }
     train = dataclasses.replace(config.train, patience=0, **settings)
     data = dataclasses.replace(config.data, splits="main", split=0)
+    # What does not fit is scored by blocks, which read rows from the store.
+    config = config.on_rung("memory")
     return dataclasses.replace(config, train=train, data=data, links=LinksConfig()), graph
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import platform
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mggcn import native
+from mggcn.assemble.ladder import space_of
 from mggcn.assemble.plan import (
     check_available,
     dense_products,
@@ -90,16 +92,19 @@ class PlannedRun:
 
 
 def plan_that_fits(
-    config: Config, graph: Graph, *, shared: Shared | None = None, at_once: int = 1
+    config: Config, graph: Graph, *, shared: Shared | None = None, at_once: int = 1, out: Path | None = None
 ) -> tuple[RunPlan, Partition, Choice | None]:
     """Replace every `auto`, plan the run, and refuse it if it does not fit; return what `auto` chose too, if it did.
 
-    shared: by runs on this graph, one after the other. at_once: runs that share the free memory.
+    shared: by runs on this graph, one after the other. at_once: runs that share the free memory. out: the run folder, in
+    which rows may be on disk.
     Raises: PlanError before anything is allocated; ConfigError, GraphError.
     """
-    config, choice = resolve_auto(config, graph)
+    space = space_of(config, out)
+    space = dataclasses.replace(space, free=space.free // at_once)
+    config, choice = resolve_auto(config, graph, space=space)
     limit = config.run.memory_limit or memory_limit(config) // at_once
-    plan, partition = plan_graph(config, graph, shared=shared, limit=limit)
+    plan, partition = plan_graph(config, graph, shared=shared, limit=limit, space=space)
     require_fit(plan, limit, room_of(config) if at_once == 1 else None)
     run = config.run
     here = run.ranks if run.transport == "threads" else num_gpus_used(run.ranks, run.transport)
@@ -125,7 +130,7 @@ def prepare_run(
     Raises: PlanError before anything is allocated or written; ConfigError, GraphError, RunError.
     """
     check_available(config)
-    plan, partition, choice = planned or plan_that_fits(config, graph, **sharing)
+    plan, partition, choice = planned or plan_that_fits(config, graph, out=out, **sharing)
     check_split(graph, plan.config.data.splits, plan.config.data.split)
     if start is not None:
         check_start(plan, start)
@@ -244,10 +249,17 @@ def result_of(
         "arena_bytes": rank.plan.arena_bytes,
         "bytes_sent_per_epoch": rank.plan.bytes_sent(rank.plan.train),
         "bytes_sent": rank.comm.bytes_sent,
+        **_on_disk(rank),
         **captures(config, trainer.states),
         "versions": versions_of(config, trainer.runtime.backend.name),
         "graph_sha256": graph_sha256(graph),
     }
+
+
+def _on_disk(rank: Rank) -> dict[str, Any]:
+    """Return what rank 0 has on disk, for result.json; {} if its rows are in memory."""
+    disk = rank.plan.disk
+    return {} if disk is None else {"disk_file_bytes": disk.pages.nbytes, **rank.trainer.moved}
 
 
 def versions_of(config: Config, device: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from mggcn.assemble.ladder import in_memory
 from mggcn.assemble.plan import plan_shape
 from mggcn.assemble.rank import make_backend
 from mggcn.backend.base import Epilogue
@@ -20,11 +22,12 @@ from mggcn.backend.cpu.figures import ITEMS, DenseShape, Figures
 from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import processor_name, this_host
 from mggcn.config import Config, RunConfig
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, PlanError, TrainError, printable
 from mggcn.files import reason, write_text
 from mggcn.memory.units import free_bytes
 from mggcn.planning.shape import GraphShape
 from mggcn.runs.messages import measure_links, measure_nccl
+from mggcn.train.disk_rates import measure_disk
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
@@ -59,16 +62,20 @@ DENSE_WIDTHS: Final = (16, 32, 64, 128, 256)
 DENSE_CALLS: Final = 5
 
 
-def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def tune_machine(
+    settings: TuneSettings, folder: Path, report: Callable[[str], None], scratch: Path | None = None
+) -> dict[str, Any]:
     """Measure this machine's cores, memory and transports, and return the content of its file.
 
     The figures by which kernels are chosen are measured again, too, and cached where runs find them.
 
-    folder: for the ranks' logs and results. report: called with what is measured next. Cost: under a minute on two cores,
-    and some seconds for each number of GPUs between which NCCL is measured.
-    Raises: CommError if ranks cannot be started.
+    folder: for the ranks' logs and results. report: called with what is measured next. scratch: a folder on the disk on
+    which runs may have rows; None: the current one, whose disk is left out if it lacks the space. Cost: under a minute on
+    two cores, and some seconds for each number of GPUs between which NCCL is measured.
+    Raises: CommError if ranks cannot be started; PlanError, TrainError if `scratch` cannot be measured.
     """
     processor = processor_name() or "unknown processor"
+    disk = disk_table(scratch, report)
     report("gathers, passes and dense products, by which kernels are chosen too")
     figures = figures_of(this_host(settings.threads), free_bytes(), anew=True)
     if not figures.measured:
@@ -80,7 +87,30 @@ def tune_machine(settings: TuneSettings, folder: Path, report: Callable[[str], N
         "device": device_table(figures, settings.threads),
         "link": measure_links(settings.ranks, settings.threads, settings.seconds, folder, report),
         "nccl": measure_nccl(settings.ranks, folder, report),
+        **({"disk": disk} if disk else {}),
     }
+
+
+def disk_table(scratch: Path | None, report: Callable[[str], None]) -> dict[str, float]:
+    """Return the [disk] table of the disk under a folder; {} if that is the current one, and cannot be measured.
+
+    Raises: PlanError, TrainError as `measure_disk`.
+    """
+    folder = Path() if scratch is None else scratch
+    if scratch is None and in_memory(folder):
+        report(
+            f"the disk is left out: files of {printable(folder.absolute())} are in memory; name another with --scratch"
+        )
+        return {}
+    report(f"the disk of {printable(folder.absolute())}, on which rows may be")
+    try:
+        disk = measure_disk(folder)
+    except (PlanError, TrainError) as error:
+        if scratch is not None:
+            raise
+        report(f"the disk is left out: {error}")
+        return {}
+    return {name: _digits(rate) for name, rate in dataclasses.asdict(disk).items()}
 
 
 def device_table(figures: Figures, threads: int) -> dict[str, Any]:
@@ -233,6 +263,8 @@ def _toml(content: Mapping[str, Any]) -> str:
         return [f"{key} = {value(plain)}" for key, plain in table.items()]
 
     many = ("link", "nccl")
-    top = {key: plain for key, plain in content.items() if key not in ("device", *many)}
+    one = ("device", "disk")
+    top = {key: plain for key, plain in content.items() if key not in (*one, *many)}
     tables = [line for name in many for each in content.get(name, ()) for line in ("", f"[[{name}]]", *lines(each))]
-    return "\n".join([*lines(top), "", "[device]", *lines(content.get("device", {})), *tables, ""])
+    alone = [line for name in one if name in content for line in ("", f"[{name}]", *lines(content[name]))]
+    return "\n".join([*lines(top), *alone, *tables, ""])

@@ -183,6 +183,14 @@ class Staged(Protocol):
         ...
 
 
+class DiskCounts(Protocol):
+    """What has been read from disk and written to it so far, and how long was waited for it."""
+
+    bytes_read: int
+    bytes_written: int
+    waited_s: float
+
+
 NO_PROGRAM: Final = BoundProgram(Program("", (), ArenaPlan((), 0)), torch.empty(0), {}, {})
 
 
@@ -209,6 +217,8 @@ class RankRuntime:
     """Opens a block around each op."""
     stages: Mapping[str, Staged] = field(default_factory=dict)
     """What runs the programs whose values lie on disk, by name."""
+    pages: DiskCounts | None = None
+    """The file of rows on disk; None: all are in memory."""
     continues: bool = False
     first_column: int = 0
 

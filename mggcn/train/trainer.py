@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ from mggcn.train.runtime import RankRuntime
 from mggcn.train.samples import EpochSeconds
 from mggcn.train.threads import ThreadChoice
 from mggcn.train.timeline import Watch
+
+WAITED: Final = "disk_wait_seconds"
 
 
 class RankTrainer:
@@ -85,6 +87,8 @@ class RankTrainer:
         self.threads = threads
         """Chooses how many threads compute; None: always all."""
         self._start: Mapping[str, torch.Tensor] | None = None
+        self._set_up: dict[str, float] = _moved(runtime)
+        self._step_moved: dict[str, float] = {}
         self._initialize(config.train.seed)
 
     def warm_start(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -143,9 +147,14 @@ class RankTrainer:
 
         From a step on whose loss or gradient is not finite no weight is moved, and STOP is NaN.
         """
+        before = _moved(self.runtime)
         for step in range(first, last):
             self._epoch.run(step)
         self._comm.synchronize()
+        # Every step moves the same bytes: those of an epoch, which is one step where rows are on disk.
+        self._step_moved = {
+            name: (total - before[name]) / (last - first) for name, total in _moved(self.runtime).items()
+        }
         return self._epoch.history(first, last)
 
     def remedy(self, step: int) -> str:
@@ -250,7 +259,13 @@ class RankTrainer:
         return {} if self._comparison is None else self._comparison.run(self._seed, epoch)
 
     def batch_counts(self, epoch: int) -> dict[str, Any]:
-        return {**self._feed.counts(self._seed, epoch), **self._hit_rates(epoch)}
+        moved = {name: total if name == WAITED else round(total) for name, total in self._step_moved.items()}
+        return {**self._feed.counts(self._seed, epoch), **self._hit_rates(epoch), **moved}
+
+    @property
+    def moved(self) -> dict[str, float]:
+        """What this rank has read from disk and written to it since set-up; {} if its rows are in memory."""
+        return {name: total - self._set_up[name] for name, total in _moved(self.runtime).items()}
 
     def _hit_rates(self, epoch: int) -> dict[str, Any]:
         """Return which share of other ranks' rows an epoch found in the cache of each layer; {} without one. Collective."""
@@ -299,3 +314,12 @@ class RankTrainer:
 
     def peak_bytes(self) -> int:
         return self.runtime.backend.peak_bytes()
+
+
+def _moved(runtime: RankRuntime) -> dict[str, float]:
+    """Return what a rank has read from disk and written to it so far, as history and result name it."""
+    pages = runtime.pages
+    if pages is None:
+        return {}
+    names = ("disk_bytes_read", "disk_bytes_written", WAITED)
+    return dict(zip(names, (pages.bytes_read, pages.bytes_written, pages.waited_s), strict=True))

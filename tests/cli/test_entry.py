@@ -39,7 +39,7 @@ def test_a_plan_that_does_not_fit_says_what_would(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails if the advice for a limit just below the need is missing or wrong."""
-    shape = ["--vertices", "1e7", "--edges", "1e8", "--features", 128, "--classes", 40]
+    shape = ["--vertices", "1e7", "--edges", "1e8", "--features", 128, "--classes", 40, "--set", "run.capacity=memory"]
     assert run_main("plan", *shape, "--memory-limit", "12GiB") == 2
     first = capsys.readouterr().out.splitlines()[0]
     ranks = int(first.partition("per rank; ")[2].split()[0])

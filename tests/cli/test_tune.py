@@ -13,9 +13,10 @@ from mggcn.backend.cpu import measure
 from mggcn.backend.cpu.spmm import CpuSpmm
 from mggcn.backend.spmm_choice import SpmmChoice
 from mggcn.cost.machine import read_machine
-from mggcn.errors import ConfigError
+from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.store import write_store
-from mggcn.runs import tune_products
+from mggcn.memory.pages import DiskRates
+from mggcn.runs import tune, tune_products
 from mggcn.runs.tune import TuneSettings, write_machine
 from tests.cli.runs import refused, run_main
 from tests.graphs import make_graph, pattern
@@ -35,7 +36,7 @@ def test_tune_writes_what_plans_read(
     assert run_main("plan", *SHAPE, "--ranks", 2) == 0
     before = capsys.readouterr().out
     assert "which are assumed; run mggcn tune" in before or "assumed, not measured; run mggcn tune" in before
-    assert run_main("tune", "--ranks", "2", "--threads", "1", "--seconds", "0.01") == 0
+    assert run_main("tune", "--ranks", "2", "--threads", "1", "--seconds", "0.01", "--scratch", tmp_path) == 0
     said = capsys.readouterr().out
     path = tmp_path / "mggcn" / "machine.toml"
     assert f"written to {path}" in said
@@ -48,6 +49,10 @@ def test_tune_writes_what_plans_read(
     assert all(1e8 < rate < 1e15 for rate in machine.device.gemm.values())
     assert 1e-8 < machine.device.call_s < 1
     assert 0 <= machine.device.row_s < 1e-5
+    disk = machine.disk
+    assert disk is not None
+    assert all(1e6 < rate < 1e12 for rate in (disk.read, disk.write, disk.both))
+    assert f"the disk reads {disk.read / 1e9:.2f} GB/s" in said
     assert [(link.transport, link.ranks) for link in machine.links] == [("threads", 2), ("gloo", 2)]
     assert all(link.pooled and 0 <= link.busy <= 1 for link in machine.links)
     assert all(1e-7 < seconds < 1 for link in machine.links for seconds in link.latency_s.values())
@@ -56,6 +61,26 @@ def test_tune_writes_what_plans_read(
     out = capsys.readouterr().out
     assert f"predicted on {machine.title}, parts of rank" in out
     assert "not measured" not in out
+
+
+def test_a_disk_that_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a full disk, or a folder in memory, ends tuning that was not asked for it, or passes for a disk."""
+    said: list[str] = []
+    monkeypatch.setattr(tune, "in_memory", lambda _: True)
+    assert tune.disk_table(None, said.append) == {}
+    assert "are in memory; name another with --scratch" in said[-1]
+    monkeypatch.setattr(tune, "in_memory", lambda _: False)
+
+    def full(folder: Path) -> DiskRates:
+        raise PlanError(f"{folder} is full")
+
+    monkeypatch.setattr(tune, "measure_disk", full)
+    assert tune.disk_table(None, said.append) == {}
+    assert said[-1] == "the disk is left out: . is full"
+    with pytest.raises(PlanError, match="is full"):
+        tune.disk_table(tmp_path, said.append)
+    monkeypatch.setattr(tune, "measure_disk", lambda _: DiskRates(1.23456e9, 2e9, 3e9))
+    assert tune.disk_table(tmp_path, said.append) == {"read": 1.23e9, "write": 2e9, "both": 3e9}
 
 
 def store_of_many_variants(folder: Path) -> Path:
@@ -177,6 +202,9 @@ def test_what_tune_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "numbers of ranks from 2 on, got 1 and (1, 2)" in refused(capsys, "tune", "--ranks", "1,2", "--threads", 1)
     assert "--seconds" in refused(capsys, "tune", "--seconds", "-1")
     assert "remove --out" in refused(capsys, "tune", "--store", tmp_path, "--out", tmp_path / "x.toml")
+    assert "remove it" in refused(capsys, "tune", "--store", tmp_path, "--scratch", tmp_path)
+    nowhere = tmp_path / "nowhere"
+    assert f"can be made in {nowhere}: No such file" in refused(capsys, "tune", "--scratch", nowhere)
     assert "with --store, --epochs says" in refused(capsys, "tune", "--store", tmp_path, "--seconds", "1")
     for epochs in ("0", "-1", "nan", "inf"):
         assert "--epochs must be a positive number" in refused(capsys, "tune", "--store", tmp_path, "--epochs", epochs)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mggcn.cost.machine import (
+    ASSUMED_DISK,
     MACHINES,
     RateTable,
     default_machine,
@@ -20,6 +21,7 @@ from mggcn.cost.machine import (
     tuned_path,
 )
 from mggcn.errors import ConfigError
+from mggcn.memory.pages import DiskRates
 
 GOOD = """
 name = "desk"
@@ -74,6 +76,15 @@ def test_a_file_is_read_as_written(tmp_path: Path) -> None:
     assert gloo.latency_s == {"broadcast": 1e-4, "all_to_all": 2e-4, "all_reduce": 3e-4}
     assert threads.busy == 1.0
     assert machine.topology is None
+    assert (machine.disk, machine.disk_rates) == (None, ASSUMED_DISK)
+
+
+def test_a_disk_is_read_and_belongs_to_the_machine(tmp_path: Path) -> None:
+    """Fails if a disk that was measured is not the plans', or its rates change places."""
+    path = written(tmp_path, GOOD.replace("[[link]]", "[disk]\nread = 3e9\nwrite = 2e9\nboth = 2.5e9\n[[link]]", 1))
+    disk = DiskRates(read=3e9, write=2e9, both=2.5e9)
+    assert read_machine(path).disk == read_machine(path).disk_rates == disk
+    assert default_machine("cuda", path).disk == disk
 
 
 def test_dense_rates_may_be_known_by_width(tmp_path: Path) -> None:
@@ -132,6 +143,8 @@ def test_dense_rates_may_be_known_by_width(tmp_path: Path) -> None:
         ("broadcast = 1e-5, ", "", r"number 2: \[latency_s\]: broadcast is missing"),
         ("busy = 1\n", "busy = 1\n[topology]\nbroadcast = 6\n", r"\[topology\]: replication is missing"),
         ("busy = 1\n", "busy = 1\n[notes]\n", "unknown key 'notes'"),
+        ("busy = 1\n", "busy = 1\n[disk]\nread = 1e9\n", r"\[disk\]: write is missing; expected a number above 0"),
+        ("busy = 1\n", "busy = 1\n[disk]\nread = 0\n", r"\[disk\]: read expects a number above 0, got 0"),
         ("[device]", "[device", "is not valid TOML"),
     ],
 )

@@ -65,6 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Path, set[str]]:
     cut = ["--ranks", 2, "--transport", "threads", "--strategy", "delayed", "--delay", 1]
     repeated = [*cut, "--repeat", 2, "--start-from", root / "chosen"]
     assert run_main("train", root / "named", *options, root / "repeated", *repeated) == 0
+    assert run_main("train", root / "plain", *options, root / "paged", "--set", "run.capacity=disk") == 0
     mggcn.Trainer(mggcn.load(root / "plain"), mggcn.GCN(hidden=8), out=root / "python", threads=1).fit(2)
     mggcn.Trainer(graph, Layer(), out=root / "own", threads=1).fit(2)
     return {
@@ -72,6 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Path, set[str]]:
         root / "repeated": SAVED
         | PLANNED
         | {"`--repeat`", "`--start-from`", "delayed strategy", "graphs that have some"},
+        root / "paged": SAVED | PLANNED | {"rows on disk"},
         root / "python": SAVED | PLANNED,
         root / "own": SAVED | {"modules of your own"},
     }

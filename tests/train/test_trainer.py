@@ -154,7 +154,10 @@ def fit(
     for _, weights, _, _ in results[1:]:
         assert all(torch.equal(weights[n], w) for n, w in results[0][1].items())
     lines = [] if folder is None else (folder / "history.jsonl").read_text().splitlines()
-    history = [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    # What was moved from and to disk belongs to where rows are, not to what is computed.
+    history = [
+        {k: v for k, v in json.loads(line).items() if k != "seconds" and not k.startswith("disk_")} for line in lines
+    ]
     done, weights, _, summary = results[0]
     return done, weights, history, summary
 

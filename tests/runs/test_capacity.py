@@ -1,0 +1,114 @@
+"""Runs on the capacity ladder: the rung that fits trains with the same bits, and counts what it moves as it was planned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from mggcn.assemble import ladder
+from mggcn.assemble.plan import plan_graph, resolve
+from mggcn.config import Config
+from mggcn.config.files import with_named
+from mggcn.errors import PlanError
+from mggcn.graph.csr import Graph
+from mggcn.runs import train as training
+from mggcn.runs.folder import known_plan, read_run
+from mggcn.train.checkpoint import read_progress
+from tests.graphs import make_graph
+
+CONFIG = with_named(Config(), {"hidden": (128, 128), "threads": 1, "epochs": 3, "dropout": 0.3, "seed": 7213})
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    n, rng = 20_000, np.random.default_rng(7)
+    rows, cols = rng.integers(0, n, (2, 2 * n))
+    adj = sp.csr_matrix((np.ones(2 * n, np.float32), (rows, cols)), (n, n))
+    adj.data[:] = 1
+    return make_graph(adj, num_features=32, num_classes=5, seed=11)
+
+
+@pytest.fixture(autouse=True)
+def on_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests' folders may be in memory."""
+    monkeypatch.setattr(ladder, "in_memory", lambda _: False)
+
+
+def limit_of(graph: Graph, **settings: Any) -> int:
+    """Bytes that everything in memory exceeds, and rows on disk do not."""
+    plan, _ = plan_graph(resolve(with_named(CONFIG, settings), graph), graph)
+    return plan.largest.total_bytes - 1
+
+
+def trained(graph: Graph, out: Path, **settings: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    run = training.prepare_run(with_named(CONFIG, settings), graph, None, out)
+    result = training.run_training(run, graph, quiet=True)
+    return result, [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+
+
+def test_a_run_that_does_not_fit_trains_from_disk(graph: Graph, tmp_path: Path) -> None:
+    """Fails if a limit ends in a refusal, the rung changes a bit, or more or less is moved than was planned."""
+    limit = limit_of(graph)
+    result, rows = trained(graph, tmp_path / "memory")
+    assert "disk_file_bytes" not in result
+    assert not any(name.startswith("disk") for row in rows for name in row)
+    paged, moved = trained(graph, tmp_path / "disk", memory_limit=limit)
+    names = ("loss", "train", "val", "lr")
+    assert [[row[name] for name in names] for row in moved] == [[row[name] for name in names] for row in rows]
+    config, content, _ = read_run(tmp_path / "disk")
+    assert (config.run.capacity, content["capacity"], content["limit"]) == ("auto", "disk", limit)
+    plan, _ = known_plan(tmp_path / "disk", config, graph)
+    disk = plan.ranks[0].disk
+    assert disk is not None
+    assert paged["disk_file_bytes"] == disk.pages.nbytes
+    train, evaluate = disk.programs["train"], disk.programs["evaluate"]
+    for row in moved:
+        assert (row["disk_bytes_read"], row["disk_bytes_written"]) == (train.read, train.written)
+        assert 0 <= row["disk_wait_seconds"] < 60
+    # Besides, an evaluation each, and one with the best weights for the scores of each class.
+    for name, one, other in (("read", train.read, evaluate.read), ("written", train.written, evaluate.written)):
+        assert (paged[f"disk_bytes_{name}"] - 3 * one) % other == 0
+        assert 3 <= (paged[f"disk_bytes_{name}"] - 3 * one) // other <= 4
+    assert not any(path.name.startswith("mggcn-pages") for path in (tmp_path / "disk").iterdir())
+
+
+def test_a_resumed_run_keeps_its_rung(graph: Graph, tmp_path: Path) -> None:
+    """Fails if a run from disk continues on another rung, or not to the bits of one that never stopped."""
+    limit, folder = limit_of(graph), tmp_path / "disk"
+    _, rows = trained(graph, tmp_path / "whole", memory_limit=limit)
+    trained(graph, folder, memory_limit=limit, epochs=1)
+    (folder / "result.json").unlink()
+    config = with_named(read_run(folder)[0], {"epochs": 3})
+    assert read_progress(folder / "checkpoints") is not None
+    training.resume_training(folder, config, graph, quiet=True)
+    found = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    timed = {"seconds", "disk_wait_seconds"}
+    assert [{k: v for k, v in row.items() if k not in timed} for row in found] == [
+        {k: v for k, v in row.items() if k not in timed} for row in rows
+    ]
+    assert "disk_bytes_read" in found[-1]
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a folder is left behind, or the line does not say what is missing and what to do."""
+    limit = limit_of(graph)
+    monkeypatch.setattr(ladder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 20}))
+    for settings in ({}, {"capacity": "disk"}):
+        with pytest.raises(PlanError, match=r"run\.scratch=FOLDER") as refusal:
+            trained(graph, tmp_path / "run", memory_limit=limit, **settings)
+        assert "\n" not in str(refusal.value)
+        assert "1.00 MiB" in str(refusal.value)
+        assert not (tmp_path / "run").exists()
+
+
+def test_memory_alone_is_refused_as_ever(graph: Graph, tmp_path: Path) -> None:
+    """Fails if run.capacity memory goes to disk all the same."""
+    with pytest.raises(PlanError, match=r"may be used; .*--set run.capacity=disk, which has rows on disk, would fit"):
+        trained(graph, tmp_path / "run", memory_limit=limit_of(graph), capacity="memory")
