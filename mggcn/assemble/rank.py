@@ -445,14 +445,14 @@ def _allocate_runtime(
         programs = {"train": bind(plan.train, arena, aggregations.training), **over_whole}
     else:
         pages = page_file(plan.disk, Path(config.run.scratch or folder or tempfile.gettempdir()), backend)
-        stages, result = stage_programs(plan.disk, arena, pages)
+        stages, kept = stage_programs(plan.disk, arena, pages)
         write_features(pages, plan.disk, _reader(context), inputs.owned.ids, backend)
         programs = {
             program.name: BoundProgram(
                 program,
                 arena,
                 aggregations.training if program is plan.train else aggregations.exact,
-                {program.result: result} if program is plan.evaluate else {},
+                dict.fromkeys([program.result], kept) if program is plan.evaluate and kept is not None else {},
             )
             for program in plan.programs.all
         }

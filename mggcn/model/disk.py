@@ -28,7 +28,7 @@ X: Final = "X"
 SUMMED: Final = "A X"
 """Name of the sums of its neighbours, which take its place."""
 RESULT: Final = "result"
-"""Name of the scores, which stay in memory."""
+"""Name of the scores, where they stay in memory."""
 How = Literal["rows", "columns", "whole"]
 """How a stage runs: over some rows at a time, over some columns of all rows, or over all at once."""
 
@@ -37,8 +37,8 @@ How = Literal["rows", "columns", "whole"]
 class Crossing:
     """A value that stages after the one that makes it read, by name: its buffer if it were in memory.
 
-    first, last: the stages that make and last read it, by number. in_memory: whether it stays there: the scores, and
-    vectors that ops keep beside their rows.
+    first, last: the stages that make and last read it, by number. in_memory: whether it stays there: scores that are kept,
+    and vectors that ops keep beside their rows.
     """
 
     spec: BufferSpec
@@ -88,8 +88,10 @@ def runs_by_columns(kind: Kind, cols: int, sizes: Sizes, plans: Plans) -> bool:
     return kind.by_columns
 
 
-def cut_for_disk(graph: Graph, sizes: Sizes, plans: Plans) -> DiskStages:
+def cut_for_disk(graph: Graph, sizes: Sizes, plans: Plans, *, keeps_scores: bool = True) -> DiskStages:
     """Cut a program over the whole graph into stages. plans: how it aggregates.
+
+    keeps_scores: whether an evaluation's scores stay in memory; otherwise they are gone once their op has counted them.
 
     Raises: ConfigError for a model whose values cannot lie on disk.
     """
@@ -97,7 +99,7 @@ def cut_for_disk(graph: Graph, sizes: Sizes, plans: Plans) -> DiskStages:
     values = [value for value in graph.values() if not isinstance(value.kind, Input)]
     groups = _groups(values)
     number = {value: stage for stage, group in enumerate(groups) for value in group}
-    crossings, names = _crossings(values, number, sizes)
+    crossings, names = _crossings(values, number, sizes, keeps_scores)
     inputs = {value for value in graph.values() if _is_dense_input(value)}
     last = max((number[v] for v in values if inputs.intersection(v.operands)), default=-1)
     if last >= 0:
@@ -166,7 +168,7 @@ def _groups(values: Sequence[Value]) -> list[list[Value]]:
 
 
 def _crossings(
-    values: Sequence[Value], number: Mapping[Value, int], sizes: Sizes
+    values: Sequence[Value], number: Mapping[Value, int], sizes: Sizes, keeps_scores: bool
 ) -> tuple[dict[str, Crossing], dict[Value, str]]:
     """Return what is read in a later stage than it is made in, by name, and the name of each such value."""
     last = dict[Value, int]()
@@ -174,7 +176,7 @@ def _crossings(
         for operand in value.operands:
             if operand in number and number[operand] < number[value] and _has_rows(operand):
                 last[operand] = max(last.get(operand, 0), number[value])
-    scored = {value.operands[0] for value in values if isinstance(value.kind, Score)}
+    scored = {value.operands[0] for value in values if keeps_scores and isinstance(value.kind, Score)}
     last |= {value: max(last.get(value, 0), number[value]) for value in scored}
     crossings, names = dict[str, Crossing](), dict[Value, str]()
     for place, value in enumerate(values):

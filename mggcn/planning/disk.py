@@ -92,7 +92,7 @@ class DiskPlan:
     """How a rank runs from disk. panel: columns that ops by columns have in memory at a time.
 
     programs: train, evaluate, and setup if it computes anything. resident: what stays in memory from stage to stage, by
-    program: the scores, and vectors that are kept beside rows.
+    program: scores that something needs all at once, and vectors that are kept beside rows.
     """
 
     panel: int
@@ -142,7 +142,8 @@ class DiskChoices:
     """The programs of a rank in stages, from which `plan` makes a plan. training, evaluation: how they aggregate.
 
     item, real: bytes of a stored number and of a sum; tiles: whether products may be by tiles (backend/cpu/sizes.py).
-    setup: columns of a panel of set-up in memory, which stay where others have other bits.
+    setup: columns of a panel of set-up in memory, which stay where others have other bits. keeps_scores: whether something
+    needs an evaluation's scores of all rows at once.
     """
 
     values: Values
@@ -153,9 +154,12 @@ class DiskChoices:
     item: int
     real: int
     tiles: bool
+    keeps_scores: bool
 
     @staticmethod
-    def of(config: Config, values: Values, sizes: Sizes, training: Plans, evaluation: Plans, setup: int) -> DiskChoices:
+    def of(
+        config: Config, values: Values, sizes: Sizes, training: Plans, evaluation: Plans, setup: int, keeps_scores: bool
+    ) -> DiskChoices:
         """Return the choices of a rank of a run. Raises: ConfigError for a run that cannot have values on disk."""
         if config.run.device != "cpu":
             raise ConfigError("run.capacity disk is for CPUs; with --device cuda set run.capacity=memory")
@@ -169,6 +173,7 @@ class DiskChoices:
             item=item,
             real=real,
             tiles=has_tiles(),
+            keeps_scores=keeps_scores,
         )
 
     @cached_property
@@ -177,7 +182,7 @@ class DiskChoices:
         values, sizes = self.values, self.sizes
         found = {
             "train": cut_for_disk(values.training, sizes, self.training),
-            "evaluate": cut_for_disk(values.evaluation, sizes, self.evaluation),
+            "evaluate": cut_for_disk(values.evaluation, sizes, self.evaluation, keeps_scores=self.keeps_scores),
         }
         if values.input.aggregated and not values.input.sparse:
             found["setup"] = cut_setup(sizes, values.num_features, values.input.aggregated)
@@ -370,7 +375,7 @@ def _cols(stage: DiskStage, of: DiskStages) -> int:
 
 
 def _resident(stages: DiskStages) -> ArenaPlan:
-    """Place what stays in memory, one after the other: little but the scores."""
+    """Place what stays in memory, one after the other: little but scores."""
     placements, end = list[Placement](), 0
     for crossing in stages.crossings.values():
         if crossing.in_memory:

@@ -452,7 +452,8 @@ def _plan_rank(
     if kept := sum(spec.nbytes for specs in states.values() for spec in specs):
         regions["messages and sums in flight"] = kept
     if config.run.capacity == "disk":
-        choices = DiskChoices.of(config, values, rank_sizes, training, evaluation, lowering.panel)
+        keeps = score_bytes(config, shape) > 0
+        choices = DiskChoices.of(config, values, rank_sizes, training, evaluation, lowering.panel, keeps)
         disk, changed = on_disk(choices, sizes, regions, lowering.panel, limits)
         programs, regions = replace(programs, disk=disk), regions | changed
     return RankPlan(

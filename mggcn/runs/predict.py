@@ -24,6 +24,7 @@ from mggcn.errors import RunError
 from mggcn.files import reason
 from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
+from mggcn.graph.durable import reserve
 from mggcn.graph.ids import ids_of, rows_of
 from mggcn.graph.store import open_store
 from mggcn.host import python
@@ -36,6 +37,7 @@ from mggcn.runs.folder import known_plan, read_run, require_planned, seed_of_wei
 from mggcn.runs.local import in_processes, on_local_ranks
 from mggcn.runs.occupied import occupied
 from mggcn.runs.prediction_files import (
+    MappedScores,
     check_kind,
     check_layer,
     check_pairs,
@@ -207,7 +209,7 @@ def predict_worker(
         return
     rank = make_rank(config, graph, plan, partition, comm)
     rank.trainer.runtime.weights.load_state_dict(chosen)
-    write_scores(comm, rank, target, graph, probabilities)
+    write_scores(comm, rank, target, plan, probabilities)
 
 
 def _chosen_weights(folder: Path, config: Config, arguments: dict[str, Any]) -> Mapping[str, Tensor]:
@@ -227,10 +229,10 @@ def _chosen_weights(folder: Path, config: Config, arguments: dict[str, Any]) -> 
 @contextlib.contextmanager
 def written_together(
     comm: Communicator, target: Path, dtype: npt.DTypeLike, shape: tuple[int, int]
-) -> Iterator[npt.NDArray[Any]]:
-    """Yield one array (N, C) of all ranks, which becomes the `.npy` file `target` once it is whole. Collective.
+) -> Iterator[MappedScores]:
+    """Yield what writes one array (N, C) of all ranks, which becomes the `.npy` file `target` once it is whole. Collective.
 
-    Raises: RunError if the file cannot be made.
+    Its space on the disk is reserved. Raises: RunError if the file cannot be made.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     try:
@@ -238,8 +240,10 @@ def written_together(
             if comm.rank == 0:
                 os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
                 np.lib.format.open_memmap(temporary, "w+", dtype, shape).flush()
+                with temporary.open("r+b") as file:  # where the disk is full, a store to memory ends the process
+                    reserve(file.fileno(), temporary.stat().st_size)
             comm.barrier()
-            whole = np.lib.format.open_memmap(temporary, "r+")
+            whole = MappedScores(temporary)
         yield whole
         with _naming(target):
             whole.flush()
@@ -251,11 +255,15 @@ def written_together(
             temporary.unlink(missing_ok=True)
 
 
-def write_scores(comm: Communicator, rank: Rank, target: Path, graph: Graph, probabilities: bool) -> None:
-    """Write the rows of every rank to one `.npy` by original id. Collective. Raises: RunError."""
-    scores, ids, mine = score.scored_rows(rank)
-    with written_together(comm, target, scores.dtype, (graph.num_vertices, scores.shape[1])) as whole:
-        whole[ids[mine]] = (probabilities_of(scores, graph.task) if probabilities else scores)[mine]
+def write_scores(comm: Communicator, rank: Rank, target: Path, plan: RunPlan, probabilities: bool) -> None:
+    """Write the rows of every rank to one `.npy` by original id, as they are computed. Collective. Raises: RunError."""
+    shape, real = plan.shape, scale_dtype(plan.config.run.precision)
+    with written_together(comm, target, real, (shape.num_vertices, shape.num_classes)) as whole:
+
+        def write(ids: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
+            whole.write(ids, probabilities_of(scores, shape.task) if probabilities else scores)
+
+        score.score_rows(rank, write)
 
 
 def write_by_blocks(
@@ -274,7 +282,8 @@ def write_by_blocks(
     with written_together(comm, target, real, shape) as whole:
 
         def write(rows: range, scores: npt.NDArray[Any]) -> None:
-            whole[rows.start : rows.stop] = probabilities_of(scores, graph.task) if probabilities else scores
+            places = slice(rows.start, rows.stop)
+            whole.write(places, probabilities_of(scores, graph.task) if probabilities else scores)
 
         score_by_blocks(plan.config, graph, blocks, state, comm, write)
 

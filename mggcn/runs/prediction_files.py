@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +25,29 @@ SUFFIXES = (".npy", ".csv", ".parquet")
 ROWS = 1 << 17
 """Rows that are written at a time."""
 Array = npt.NDArray[np.generic]
+
+
+class MappedScores:
+    """An array (N, C) in an `.npy` file, whole as to its size, which several processes may fill.
+
+    What is written is the page cache's, and the disk's in time: the memory of this process holds the pages of one call.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            np.lib.format.read_magic(file)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            self._map = mmap.mmap(file.fileno(), 0)
+            self._array: Array = np.ndarray(shape, dtype, self._map, file.tell())
+
+    def write(self, rows: slice | npt.NDArray[np.int64], scores: Array) -> None:
+        """Write the scores of some vertices."""
+        self._array[rows] = scores
+        self._map.madvise(mmap.MADV_DONTNEED)  # of a shared file that leaves changed pages with the page cache
+
+    def flush(self) -> None:
+        """Return when all is on the disk. Raises: OSError."""
+        self._map.flush()
 
 
 def check_target(target: Path) -> None:
@@ -115,7 +139,7 @@ def write_predictions(
     try:
         with new_file(target) as file:
             if target.suffix == ".npy":
-                np.save(file, np.concatenate([part for _, part in _parts(scores, task, classes, None)]))
+                _write_npy(file, scores.shape[0], _parts(scores, task, classes, None))
             else:
                 names = _names(class_names or range(scores.shape[1]), task, classes, name)
                 called = class_names if classes and task == "classes" else ()
@@ -133,6 +157,15 @@ def _parts(scores: Array, task: Task, classes: bool, ids: Rows | None) -> Iterat
         stop = start + part.shape[0]
         shown = classes_of(part, task) if classes else part  # type: ignore[arg-type]
         yield np.arange(start, stop) if ids is None else ids.read(start, stop), shown
+
+
+def _write_npy(file: BinaryIO, num_rows: int, parts: Iterable[tuple[Array, Array]]) -> None:
+    """Write parts of one array of `num_rows` rows behind each other."""
+    for number, (_, part) in enumerate(parts):
+        if number == 0:
+            header = np.lib.format.header_data_from_array_1_0(part) | {"shape": (num_rows, *part.shape[1:])}
+            np.lib.format.write_array_header_1_0(file, header)
+        file.write(np.ascontiguousarray(part).data)
 
 
 def _names(columns: Iterable[object], task: Task, classes: bool, name: str) -> list[str]:

@@ -6,7 +6,7 @@ N vertices, C classes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -238,11 +238,24 @@ def pair_scores(
     return torch.from_numpy(found).sigmoid().numpy() if probabilities else found
 
 
-def scored_rows(rank: Rank) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
-    """Evaluate; return the scores (V, C) of a rank's rows, their ids, and which of them it counts. Collective."""
-    rows = rank.trainer.runtime.inputs.owned
-    mine = slice(None) if rows.owned is None else rows.owned.cpu().numpy()
-    return rank.trainer.scores(), rows.ids.cpu().numpy(), mine
+def score_rows(rank: Rank, write: Callable[[npt.NDArray[np.int64], npt.NDArray[Any]], None]) -> None:
+    """Evaluate, and hand the scores of the rows that a rank counts to `write`, as they are computed. Collective.
+
+    write: gets the ids (rows,) of some vertices and their scores (rows, C) in the type of the weights, valid while it runs.
+    """
+    runtime = rank.trainer.runtime
+    rows, exact = runtime.inputs.owned, runtime.weights.flat.dtype
+    ids = rows.ids.cpu().numpy()
+    mine = np.ones(ids.size, np.bool_)
+    if rows.owned is not None:
+        mine[:] = False
+        mine[rows.owned.cpu().numpy()] = True
+
+    def take(first: int, logits: Tensor) -> None:
+        some = slice(first, first + len(logits))
+        write(ids[some][mine[some]], logits.to(exact).cpu().numpy()[mine[some]])
+
+    rank.trainer.each_scores(take)
 
 
 def scores_here(
@@ -266,7 +279,13 @@ def scores_here(
         limit -= -(-returned // config.run.ranks)  # of all ranks, which are threads here
         return _by_blocks_here(plan, scoring_plan(graph, plan, limit, layer), graph, state)
 
-    def body(comm: Communicator) -> tuple[npt.NDArray[np.integer], npt.NDArray[Any]]:
+    shape, real = (graph.num_vertices, plan.shape.num_classes), scale_dtype(config.run.precision)
+    whole: npt.NDArray[np.floating] = np.empty(shape, real)
+
+    def write(ids: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
+        whole[ids] = scores  # the rows of each rank, which are threads here, are others
+
+    def body(comm: Communicator) -> None:
         from mggcn.assemble.rank import make_rank
 
         rank = kept or make_rank(config, graph, plan, partition, comm)
@@ -274,14 +293,10 @@ def scores_here(
         runtime.backend.activate()
         before = runtime.weights.state_dict()
         runtime.weights.load_state_dict(state)
-        scores, ids, mine = scored_rows(rank)
+        score_rows(rank, write)
         runtime.weights.load_state_dict(before)
-        return ids[mine], scores[mine]
 
-    parts = on_local_ranks(config, body)
-    whole = np.empty((graph.num_vertices, parts[0][1].shape[1]), parts[0][1].dtype)
-    for ids, scores in parts:
-        whole[ids] = scores
+    on_local_ranks(config, body)
     return whole
 
 

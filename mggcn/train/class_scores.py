@@ -13,12 +13,11 @@ import torch
 
 from mggcn.comm.base import Communicator
 from mggcn.train.metrics import SPLITS, Counts, per_class
+from mggcn.train.runtime import RankRuntime
 from mggcn.train.trainer import RankTrainer
 
 MATRIX_CLASSES = 64
 """Most classes of a confusion matrix: above, three splits of C x C numbers are nothing that one reads."""
-_ROWS = 1 << 16
-"""Rows of scores that are looked at together: 17 MB at most of 64 classes."""
 
 
 def class_scores(trainer: RankTrainer, comm: Communicator, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -28,9 +27,9 @@ def class_scores(trainer: RankTrainer, comm: Communicator, state: Mapping[str, t
     weights; the trainer keeps its own. Cost: one forward pass, and two copies of the weights on the host. Collective.
     """
     with trainer.scoring_with(state):
-        counts = trainer.count()
-        # Several labels have no matrix of one against the other.
-        matrix = _confusion(trainer, comm) if trainer.runtime.inputs.target.known is None else None
+        confusion = _Confusion(trainer.runtime) if _has_matrix(trainer.runtime) else None
+        counts = trainer.count(None if confusion is None else confusion.add)
+        matrix = None if confusion is None else confusion.of_all(trainer.runtime, comm)
     found: dict[str, Any] = {}
     for bit, split in enumerate(SPLITS):
         if counts[bit, 1:].any():
@@ -46,23 +45,33 @@ def link_scores(trainer: RankTrainer, state: Mapping[str, torch.Tensor]) -> dict
         return dict(trainer.links())
 
 
-def _confusion(trainer: RankTrainer, comm: Communicator) -> Counts | None:
-    """Return the vertices of each class and prediction by split (3, C, C), of all ranks; None of many classes."""
-    runtime, logits = trainer.runtime, trainer.logits()
-    classes, exact = logits.shape[1], runtime.weights.flat.dtype  # NumPy has no bf16
-    if classes > MATRIX_CLASSES:
-        return None
-    # Allocated where messages come from; at most 96 KiB, behind the last epoch.
-    sums = runtime.backend.allocate(8 * 3 * classes * classes).view(torch.int64).view(3, classes * classes)
-    target, whole = runtime.inputs.target, np.zeros((3, classes * classes), np.int64)
-    for start in range(0, logits.shape[0], _ROWS):
-        rows = slice(start, start + _ROWS)
-        mask, labels = target.mask[rows].cpu().numpy(), target.labels[rows].cpu().numpy()
-        pairs = labels.astype(np.int64) * classes + logits[rows].to(exact).cpu().numpy().argmax(1)
+def _has_matrix(runtime: RankRuntime) -> bool:
+    """Return whether a matrix shows classes and predictions: several labels have none, and of many classes none is read."""
+    return runtime.inputs.target.known is None and runtime.counts.shape[2] <= MATRIX_CLASSES
+
+
+class _Confusion:
+    """The vertices of each class and prediction by split (3, C, C), added up from some rows at a time."""
+
+    def __init__(self, runtime: RankRuntime) -> None:
+        self._target, self._exact = runtime.inputs.target, runtime.weights.flat.dtype  # NumPy has no bf16
+        self._classes: int = runtime.counts.shape[2]
+        self._whole = np.zeros((3, self._classes**2), np.int64)
+
+    def add(self, first: int, logits: torch.Tensor) -> None:
+        """Count rows from number `first` on."""
+        rows, classes = slice(first, first + len(logits)), self._classes
+        mask, labels = self._target.mask[rows].cpu().numpy(), self._target.labels[rows].cpu().numpy()
+        pairs = labels.astype(np.int64) * classes + logits.to(self._exact).cpu().numpy().argmax(1)
         for bit in range(3):
-            whole[bit] += np.bincount(pairs[(mask >> bit & 1).astype(bool)], minlength=classes * classes)
-    sums.copy_(torch.from_numpy(whole))
-    if comm.size > 1:
-        comm.all_reduce(sums, runtime.backend.record()).wait()
-    counts: Counts = sums.cpu().numpy()
-    return counts.reshape(3, classes, classes)
+            self._whole[bit] += np.bincount(pairs[(mask >> bit & 1).astype(bool)], minlength=classes**2)
+
+    def of_all(self, runtime: RankRuntime, comm: Communicator) -> Counts:
+        """Return the matrices of all ranks. Collective."""
+        # Allocated where messages come from; at most 96 KiB, behind the last epoch.
+        sums = runtime.backend.allocate(self._whole.nbytes).view(torch.int64).view(self._whole.shape)
+        sums.copy_(torch.from_numpy(self._whole))
+        if comm.size > 1:
+            comm.all_reduce(sums, runtime.backend.record()).wait()
+        counts: Counts = sums.cpu().numpy()
+        return counts.reshape(3, self._classes, self._classes)

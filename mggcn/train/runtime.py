@@ -153,8 +153,13 @@ class BoundProgram:
 
     @property
     def result(self) -> Tensor:
-        """The result, which stays readable after the program."""
+        """The result, which stays readable after the program, where `keeps_result`."""
         return self.views[self.program.result]
+
+    @property
+    def keeps_result(self) -> bool:
+        """Whether the result is in memory after the program: not where it lies on disk, and nothing needs all of it."""
+        return self.program.result in self.views
 
     def cut(self, rows: Mapping[RowSet, int]) -> BoundProgram:
         """Return the program with its buffers cut to the rows that a step has of each set."""
@@ -279,11 +284,11 @@ class RankRuntime:
         if self.comm.size > 1:
             self.comm.all_reduce(values, self.backend.record()).wait()
 
-    def run(self, bound: BoundProgram) -> None:
-        """Run the ops of a program in order."""
+    def run(self, bound: BoundProgram, after: After | None = None) -> None:
+        """Run the ops of a program in order. after: called behind each op of one that runs in stages."""
         self.bound = bound
         if bound.program.name in self.stages:
-            self.stages[bound.program.name].run(self)
+            self.stages[bound.program.name].run(self, after)
             return
         for op in bound.program.ops:
             with self.annotate(op.label):

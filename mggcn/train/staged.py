@@ -247,19 +247,19 @@ def _rows_of(inputs: Inputs, part: range) -> Inputs:
     return Inputs(rows={OWNED: rows})
 
 
-def stage_programs(plan: DiskPlan, arena: Tensor, pages: PageFile) -> tuple[dict[str, StagedProgram], Tensor]:
-    """Return a rank's programs by name, and the scores, which an evaluation leaves in the arena.
+def stage_programs(plan: DiskPlan, arena: Tensor, pages: PageFile) -> tuple[dict[str, StagedProgram], Tensor | None]:
+    """Return a rank's programs by name, and the scores that an evaluation leaves in the arena, if it does.
 
     The page file is closed when the programs are gone.
     """
     memory = arena[plan.stage_offset :]
-    programs, result = dict[str, StagedProgram](), torch.empty(0, 0)
+    programs, kept = dict[str, StagedProgram](), None
     for name, program in plan.programs.items():
         resident = {p.spec.name: buffer_view(arena, p) for p in plan.resident[name].placements}
-        result = resident.get(RESULT, result)
+        kept = resident.get(RESULT, kept)
         programs[name] = StagedProgram(program, memory, resident, pages)
     weakref.finalize(programs["train"], pages.close)
-    return programs, result
+    return programs, kept
 
 
 def write_features(pages: PageFile, plan: DiskPlan, reader: FeatureReader, ids: Tensor, backend: KernelBackend) -> None:

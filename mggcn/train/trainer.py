@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mggcn.blocks.block import OWNED
 from mggcn.comm.counting import CountingCommunicator
 from mggcn.config import Config
 from mggcn.feed.batch import Feed, WholeGraph
@@ -37,6 +38,7 @@ from mggcn.train.ranking import RankingScores
 from mggcn.train.repeats import summary
 from mggcn.train.runtime import RankRuntime
 from mggcn.train.samples import EpochSeconds
+from mggcn.train.score_parts import TakeScores, behind_scores, in_parts
 from mggcn.train.threads import ThreadChoice
 from mggcn.train.timeline import Watch
 
@@ -189,30 +191,52 @@ class RankTrainer:
         every = self._ranking.every(self.logits()) if isinstance(self._ranking, LinkScores) else {}
         return {name: found for name, found in every.items() if found}
 
-    def count(self) -> Counts:
-        """Run the forward pass without dropout and return the counts (3, 3, C) of all ranks, valid until the next one."""
+    def count(self, take: TakeScores | None = None) -> Counts:
+        """Run the forward pass without dropout and return the counts (3, 3, C) of all ranks, valid until the next one.
+
+        take: gets the logits of all rows, as `each_scores`.
+        """
         runtime = self.runtime
-        self._forward()
+        self._forward(take)
         if self._comm.size > 1:
             self._comm.all_reduce(runtime.counts, runtime.backend.record()).wait()
             self._comm.synchronize()
         counts: Counts = runtime.counts.cpu().numpy()
         return counts
 
-    def _forward(self) -> None:
-        """Compute the scores and count them."""
+    def each_scores(self, take: TakeScores) -> None:
+        """Run the forward pass without dropout and hand over the logits, a row for each of inputs.owned, in this order.
+
+        take: gets the number of the first row and logits (rows, C), valid while it runs, SCORED_ROWS at most. Where values
+        lie on disk, these are handed over as they are computed, and memory never holds all. Collective.
+        """
+        self._forward(take)
+
+    def _forward(self, take: TakeScores | None = None) -> None:
+        """Compute the scores and count them. take: as of `each_scores`."""
         runtime = self.runtime
+        evaluate = runtime.programs["evaluate"] if self._by_blocks is None else None
         runtime.backend.activate()
         runtime.counts.zero_()
+        if evaluate is not None and take is not None and not evaluate.keeps_result:
+            runtime.run(evaluate, behind_scores(take))
+            return
         if self._by_blocks is None:
             self._score_again()
-            return
-        self._by_blocks.run(self._seed)
-        if (target := runtime.inputs.owned.target) is not None:  # links are scored from the embeddings
-            target.count(runtime.backend, self.logits(), runtime.counts)
+        else:
+            self._by_blocks.run(self._seed)
+            if (target := runtime.inputs.owned.target) is not None:  # links are scored from the embeddings
+                target.count(runtime.backend, self.logits(), runtime.counts)
+        if take is not None:
+            if self._comm.size > 1:
+                self._comm.synchronize()
+            in_parts(0, self.logits(), take)
 
     def logits(self) -> torch.Tensor:
-        """Return the logits (V, C) of the last evaluation, a row for each of inputs.owned; valid until the next epoch."""
+        """Return the logits (V, C) of the last evaluation, a row for each of inputs.owned; valid until the next epoch.
+
+        Of a run from disk there are none but where its metric needs all of them: `each_scores`.
+        """
         return self.runtime.programs["evaluate"].result if self._by_blocks is None else self._by_blocks.result
 
     def scores(self) -> npt.NDArray[Any]:
@@ -220,10 +244,10 @@ class RankTrainer:
 
         These are all vertices of the rank, in an evaluation by blocks those in any split. Cost: a forward pass. Collective.
         """
-        self._forward()
-        if self._comm.size > 1:
-            self._comm.synchronize()
-        return self.logits().to(self.runtime.weights.flat.dtype).cpu().numpy()
+        exact = self.runtime.weights.flat.dtype  # NumPy has no bf16
+        whole = torch.empty(self.runtime.num_rows(OWNED), self.runtime.counts.shape[2], dtype=exact)
+        self.each_scores(lambda first, logits: whole[first : first + len(logits)].copy_(logits))
+        return whole.numpy()
 
     def fit(
         self, log: RunLog, folder: Path | None, on_epoch: OnEpoch | None = None, heartbeat: Heartbeat | None = None

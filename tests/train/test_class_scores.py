@@ -11,7 +11,7 @@ from sklearn import metrics as oracle
 import mggcn
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
-from mggcn.train import class_scores
+from mggcn.train import class_scores, score_parts
 
 EXACT = {"rel": 1e-12, "abs": 1e-12}
 RUNS = (
@@ -37,7 +37,7 @@ def splits_of(graph: Graph) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("metric", ["accuracy", "roc_auc"])
 def test_classes_equal_scikit_learn(where: dict[str, Any], metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a rank or a copy is missing or counts twice, other weights than the best are scored, or rows are columns."""
-    monkeypatch.setattr(class_scores, "_ROWS", 7)
+    monkeypatch.setattr(score_parts, "SCORED_ROWS", 7)
     graph = community(150, 450, 6, 4, seed=31)
     trainer = trained(graph, metric=metric, **where)
     result, classes = trainer.result(), range(4)

@@ -264,3 +264,35 @@ def test_what_cannot_run_from_disk_is_refused(tmp_path: Any) -> None:
     lost = dataclasses.replace(config, run=dataclasses.replace(config.run, scratch=str(tmp_path / "none")))
     with pytest.raises(PlanError, match="name a folder that exists"):
         on_ranks(lost, graph_of(), lambda rank: None)
+
+
+@pytest.mark.parametrize(("ranks", "strategy"), [(1, "broadcast"), (2, "halo")])
+@pytest.mark.parametrize("name", ["gcn", "mlp", "gat"])
+def test_scores_that_nothing_needs_at_once_are_not_kept(name: str, ranks: int, strategy: str) -> None:
+    """Fails if an evaluation from disk has all scores in memory, hands over others, or counts less than all."""
+    config, graph = config_of(ranks, strategy, model=MODELS[name]), graph_of()
+
+    def body(rank: Rank) -> Any:
+        rank.trainer.step(0)
+        found, firsts = rank.trainer.scores(), list[tuple[int, int]]()
+        rank.trainer.each_scores(lambda first, logits: firsts.append((first, len(logits))))
+        return found, firsts, rank.trainer.evaluate(), rank.trainer.runtime.programs["evaluate"], rank.plan
+
+    for (scores, _, evaluated, _, _), (others, firsts, again, bound, plan) in zip(
+        on_ranks(config, graph, body), on_ranks(on_disk(config), graph, body), strict=True
+    ):
+        np.testing.assert_array_equal(others, scores)
+        assert evaluated == again
+        assert not bound.keeps_result
+        assert not plan.disk.resident["evaluate"].placements
+        assert firsts == [(first, min(64, len(scores) - first)) for first in range(0, len(scores), 64)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scores_that_are_ranked_are_kept(ranks: int) -> None:
+    """Fails if a metric over all scores finds none, or others, or what keeps them is not planned."""
+    config = config_of(ranks, train={"metric": "roc_auc"})
+    assert_the_same_bits(config, graph_of())
+    plan, _ = plan_graph(on_disk(resolve(config, graph_of())), graph_of())
+    (kept,) = plan.ranks[0].disk.resident["evaluate"].placements  # type: ignore[union-attr]
+    assert (kept.spec.name, kept.spec.cols) == ("result", 5)
