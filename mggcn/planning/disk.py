@@ -15,7 +15,7 @@ from mggcn.backend.cpu.sizes import WindowSum, window_bytes
 from mggcn.blocks.block import OWNED, WHOLE
 from mggcn.config import Config
 from mggcn.errors import ConfigError
-from mggcn.memory.arena import ITEM_BYTES, ArenaPlan, BufferSpec, Placement
+from mggcn.memory.arena import ALIGNMENT, ITEM_BYTES, ArenaPlan, BufferSpec, Placement
 from mggcn.memory.device import ANY, REAL
 from mggcn.memory.pages import PAGE_BYTES, WINDOW_ROWS, PagePlan, PageSpec, plan_pages
 from mggcn.memory.units import MIB
@@ -31,8 +31,6 @@ from mggcn.model.values import Graph
 from mggcn.planning.regions import RankSizes, has_tiles
 
 KERNELS: Final = "kernel work space"
-UNIT: Final = 32
-"""Columns of a panel are a multiple of it: 64 bytes of the narrowest type."""
 WINDOW_BYTES: Final = 32 * MIB
 """Bytes of the widest matrix of a window of rows, at most: disks are as fast with less, and caches prefer it."""
 
@@ -100,14 +98,13 @@ class DiskPlan:
     resident: Mapping[str, ArenaPlan]
     pages: PagePlan
 
-    @property
-    def stage_offset(self) -> int:
-        """The byte of the arena at which the memory of the stage at hand begins."""
-        return _paged(max(plan.nbytes for plan in self.resident.values()))
+    def stage_offset(self, program: str) -> int:
+        """Return the byte of the arena at which the memory of a program's stage at hand begins."""
+        return _paged(self.resident[program].nbytes)
 
     @property
     def arena_bytes(self) -> int:
-        return self.stage_offset + max(program.nbytes for program in self.programs.values())
+        return max(self.stage_offset(name) + program.nbytes for name, program in self.programs.items())
 
     @property
     def x(self) -> PageSpec | None:
@@ -189,7 +186,7 @@ class DiskChoices:
         return found
 
     def panel(self, limit: Callable[[int], int]) -> int:
-        """Return the columns of the fewest panels for which every stage by columns fits, at least UNIT.
+        """Return the columns of the fewest panels for which every stage by columns fits, at least 64 bytes.
 
         All ranks need the same. limit: bytes of the arena, by the columns of a panel. Cost: some lowered stages.
         """
@@ -198,30 +195,38 @@ class DiskChoices:
 
         def fits(panel: int) -> bool:
             left = self._left(panel, limit(panel))
-            return all(self._placed(name, stage, of, panel).nbytes <= left for name, stage, of in stages)
+            return all(self._placed(name, stage, of, panel).nbytes <= left[name] for name, stage, of in stages)
 
-        panels, panel = 1, _units(most)
-        while panel > UNIT and not fits(panel):
+        panels, panel = 1, self._units(most)
+        while panel > self._unit and not fits(panel):
             panels += 1
-            panel = _units(-(-most // panels))
+            panel = self._units(-(-most // panels))
         return panel
+
+    @property
+    def _unit(self) -> int:
+        """Columns of a panel are a multiple of it: 64 bytes of the narrowest type."""
+        return ALIGNMENT // min(ITEM_BYTES[dtype] for dtype in (self.sizes.dtype, self.sizes.operand))
+
+    def _units(self, cols: int) -> int:
+        return -(-cols // self._unit) * self._unit
 
     def plan(self, panel: int, limit: int) -> DiskPlan:
         """Plan every stage for panels of `panel` columns, and for as many rows at a time as `limit` bytes of arena hold."""
         left, pages = self._left(panel, limit), self._pages(panel)
         programs = {}
         for name, of in self.programs.items():
-            stages = tuple(self._stage(name, stage, of, panel, left) for stage in of.stages)
+            stages = tuple(self._stage(name, stage, of, panel, left[name]) for stage in of.stages)
             read = sum(pages[one.page].spec.nbytes for stage in stages for one in stage.reads)
             written = sum(pages[one.page].spec.nbytes for stage in stages for one in stage.writes)
             programs[name] = DiskProgram(stages, read, written)
         resident = {name: _resident(of) for name, of in self.programs.items()}
         return DiskPlan(panel=panel, programs=programs, resident=resident, pages=pages)
 
-    def _left(self, panel: int, limit: int) -> int:
-        """Return the bytes of an arena of `limit` that a stage may take."""
-        staying = max(_resident(of).nbytes for of in self.programs.values())
-        return limit - _paged(staying) - self._pages(panel).staging_bytes
+    def _left(self, panel: int, limit: int) -> dict[str, int]:
+        """Return the bytes of an arena of `limit` that a stage of each program may take."""
+        staging = self._pages(panel).staging_bytes
+        return {name: limit - staging - _paged(_resident(of).nbytes) for name, of in self.programs.items()}
 
     def _pages(self, panel: int) -> PagePlan:
         """Lay out what crosses stages: programs follow each other, and X outlives them all."""
@@ -382,10 +387,6 @@ def _resident(stages: DiskStages) -> ArenaPlan:
             placements.append(Placement(crossing.spec, crossing.first, crossing.last, end))
             end = placements[-1].end
     return ArenaPlan(tuple(placements), end)
-
-
-def _units(cols: int) -> int:
-    return -(-cols // UNIT) * UNIT
 
 
 def _paged(nbytes: int) -> int:

@@ -252,12 +252,11 @@ def stage_programs(plan: DiskPlan, arena: Tensor, pages: PageFile) -> tuple[dict
 
     The page file is closed when the programs are gone.
     """
-    memory = arena[plan.stage_offset :]
     programs, kept = dict[str, StagedProgram](), None
     for name, program in plan.programs.items():
         resident = {p.spec.name: buffer_view(arena, p) for p in plan.resident[name].placements}
         kept = resident.get(RESULT, kept)
-        programs[name] = StagedProgram(program, memory, resident, pages)
+        programs[name] = StagedProgram(program, arena[plan.stage_offset(name) :], resident, pages)
     weakref.finalize(programs["train"], pages.close)
     return programs, kept
 
