@@ -97,6 +97,6 @@ def _ladder(
 ) -> Ladder:
     need = 0
     if disk is not None:  # this machine has the files of its own ranks
-        files = sorted(rank.disk.pages.nbytes for rank in disk.ranks if rank.disk is not None)
+        files = sorted(rank.disk.file_bytes for rank in disk.ranks if rank.disk is not None)
         need = sum(files[-ranks_here(len(files)) :])
     return Ladder(limit=limit, passed=tuple(passed), space=space, disk=disk, disk_bytes=need, missing=missing)

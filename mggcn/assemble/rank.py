@@ -70,7 +70,7 @@ from mggcn.train.inputs import load_inputs
 from mggcn.train.learned import LearnedRows
 from mggcn.train.link_scores import LinkScores
 from mggcn.train.padded import PaddedLoader
-from mggcn.train.pages import PageFile
+from mggcn.train.pages import PageFile, mapped_arrays
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, BoundProgram, RankRuntime, Staged, Weights, bind, state_views
 from mggcn.train.staged import page_file, stage_programs, write_features
@@ -164,13 +164,13 @@ def make_rank(
     backend = make_backend(
         config, rank_plan, lambda: device_of(config, comm), choices, wrap_spmm, threads, plan.figures
     )
-    context = _make_context(config, graph, plan, partition, backend, comm)
+    context = _make_context(config, graph, plan, partition, backend, comm, folder)
     counted, inputs = context.comm, _read_inputs(context)
     inputs, learned = _learned_rows(context, inputs)
     # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
     aggregations = _build_aggregations(context)
     release_freed()
-    runtime = _allocate_runtime(context, inputs, aggregations, learned, folder)
+    runtime = _allocate_runtime(context, inputs, aggregations, learned)
     # A X, once, where X was.
     if rank_plan.setup:
         runtime.run(runtime.programs["setup"])
@@ -329,6 +329,8 @@ class _RankContext:
     local_index: Owners
     backend: KernelBackend
     comm: CountingCommunicator
+    scratch: Path
+    """The folder of what lies on disk."""
 
     @property
     def rank_plan(self) -> RankPlan:
@@ -337,6 +339,13 @@ class _RankContext:
     @property
     def shard_options(self) -> ShardOptions:
         return shard_options(self.config)
+
+    @property
+    def edge_options(self) -> ShardOptions:
+        """As `shard_options`, with the edges in mapped files if rows lie on disk; those of relations are put in order."""
+        disk, options = self.rank_plan.disk, self.shard_options
+        mapped = disk is not None and disk.edge_bytes > 0
+        return dataclasses.replace(options, array=mapped_arrays(self.scratch)) if mapped else options
 
 
 def _thread_choice(config: Config, backend: KernelBackend, first: int) -> ThreadChoice | None:
@@ -347,7 +356,13 @@ def _thread_choice(config: Config, backend: KernelBackend, first: int) -> Thread
 
 
 def _make_context(
-    config: Config, graph: Graph, plan: RunPlan, partition: Partition, backend: KernelBackend, comm: Communicator
+    config: Config,
+    graph: Graph,
+    plan: RunPlan,
+    partition: Partition,
+    backend: KernelBackend,
+    comm: Communicator,
+    folder: Path | None,
 ) -> _RankContext:
     counted = CountingCommunicator(comm)
     counted.use_stream(backend.comm_stream)
@@ -359,6 +374,7 @@ def _make_context(
         local_index=partition.local_index(comm.rank),
         backend=backend,
         comm=counted,
+        scratch=Path(config.run.scratch or folder or tempfile.gettempdir()),
     )
 
 
@@ -399,7 +415,7 @@ def _build_aggregations(context: _RankContext) -> BlockAggregations:
         graph=context.graph if plan.values.typed else context.graph.untyped(),
         partition=context.partition,
         rank=context.comm.rank,
-        options=context.shard_options,
+        options=context.edge_options,
         backend=backend,
         comm=context.comm,
         states=states,
@@ -431,7 +447,6 @@ def _allocate_runtime(
     inputs: Inputs,
     aggregations: BlockAggregations,
     learned: LearnedRows | None,
-    folder: Path | None,
 ) -> RankRuntime:
     """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock; and a page file."""
     plan, backend, config = context.rank_plan, context.backend, context.config
@@ -444,7 +459,7 @@ def _allocate_runtime(
         over_whole = {program.name: bind(program, arena, aggregations.exact) for program in plan.programs.over_whole}
         programs = {"train": bind(plan.train, arena, aggregations.training), **over_whole}
     else:
-        pages = page_file(plan.disk, Path(config.run.scratch or folder or tempfile.gettempdir()), backend)
+        pages = page_file(plan.disk, context.scratch, backend)
         stages, kept = stage_programs(plan.disk, arena, pages)
         write_features(pages, plan.disk, _reader(context), inputs.owned.ids, backend)
         programs = {

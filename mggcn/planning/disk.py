@@ -67,6 +67,11 @@ class StagePlan:
     nbytes: int
 
     @property
+    def turns(self) -> int:
+        """How many buffers of a matrix take turns: with one, what comes next is read behind what is computed."""
+        return max((len(one.buffers) for one in (*self.reads, *self.writes)), default=1)
+
+    @property
     def parts(self) -> tuple[range, ...]:
         """The rows or columns of each part, in order."""
         return tuple(range(self.total)[first : first + self.step] for first in range(0, self.total, self.step))
@@ -90,13 +95,20 @@ class DiskPlan:
     """How a rank runs from disk. panel: columns that ops by columns have in memory at a time.
 
     programs: train, evaluate, and setup if it computes anything. resident: what stays in memory from stage to stage, by
-    program: scores that something needs all at once, and vectors that are kept beside rows.
+    program: scores that something needs all at once, and vectors that are kept beside rows. edge_bytes: of the edges of
+    the rank's matrices, in mapped files whose pages the system takes back as it needs.
     """
 
     panel: int
     programs: Mapping[str, DiskProgram]
     resident: Mapping[str, ArenaPlan]
     pages: PagePlan
+    edge_bytes: int = 0
+
+    @property
+    def file_bytes(self) -> int:
+        """The bytes of the rank's files: rows between stages, and edges."""
+        return self.pages.nbytes + self.edge_bytes
 
     def stage_offset(self, program: str) -> int:
         """Return the byte of the arena at which the memory of a program's stage at hand begins."""
@@ -119,7 +131,7 @@ class DiskPlan:
         """Return the plan as plain values."""
         return {
             "panel_columns": self.panel,
-            "file_bytes": self.pages.nbytes,
+            "file_bytes": self.file_bytes,
             "programs": {
                 name: {
                     "bytes_read": program.read,
@@ -263,7 +275,8 @@ class DiskChoices:
     def _stage(self, program: str, stage: DiskStage, of: DiskStages, panel: int, limit: int) -> StagePlan:
         """Return a stage with as many rows at a time as fit into `limit` bytes, if it goes by rows."""
         if stage.how != "rows":
-            return self._placed(program, stage, of, panel)
+            placed = self._placed(program, stage, of, panel)
+            return placed if placed.nbytes <= limit else self._placed(program, stage, of, panel, ahead=False)
         # Rows that are made again by blocks are summed block by block: windows then hold whole ones.
         again = any(isinstance(v.kind, Linear | WeightGrad) and v.kind.recomputed for v in stage.graph.values())
         unit = self.sizes.device.most_block_rows if again else WINDOW_ROWS
@@ -276,8 +289,10 @@ class DiskChoices:
             fewest, most = (middle, most) if fits else (fewest, middle - 1)
         return self._placed(program, stage, of, fewest * unit)
 
-    def _placed(self, program: str, stage: DiskStage, of: DiskStages, step: int) -> StagePlan:
-        """Lower a stage for `step` rows or columns, and give its buffers their places."""
+    def _placed(self, program: str, stage: DiskStage, of: DiskStages, step: int, *, ahead: bool = True) -> StagePlan:
+        """Lower a stage for `step` rows or columns, and give its buffers their places. ahead: whether there is room for the
+        next part to be read while one is computed.
+        """
         by_rows, by_columns = stage.how == "rows", stage.how == "columns"
         step = self._setup_panel(step) if program == "setup" else step
         total = _cols(stage, of) if by_columns else self.sizes.owned
@@ -292,7 +307,7 @@ class DiskChoices:
             narrow = lower(program, narrowed(stage, total % step), sizes, plans)
         inside = max(one.arena.nbytes for one in (lowered, narrow) if one is not None)
         # While a part is computed, the next is read and the last is written.
-        room = _Room(inside, 1 if step >= total else 2)
+        room = _Room(inside, 2 if ahead and step < total else 1)
         reads, writes = (
             tuple(
                 Transfer(name, page_name(program, crossing), *room.of(stage, name, crossing.spec, sizes, step))
@@ -353,8 +368,9 @@ def on_disk(
     choices: DiskChoices, sizes: RankSizes, regions: Mapping[str, int], setup: int, limits: Limits
 ) -> tuple[DiskPlan, dict[str, int]]:
     """Return a rank's plan from disk, and those of its regions that become others. setup: as of `RankSizes.regions`."""
-    dense = {} if sizes.input.sparse else {"features": 0}
-    fixed = {name: nbytes for name, nbytes in {**regions, **dense}.items() if name not in ("arena", KERNELS)}
+    edges = sizes.entry_bytes if regions["graph"] else 0
+    mapped = ({} if sizes.input.sparse else {"features": 0}) | {"graph": regions["graph"] - edges}
+    fixed = {name: nbytes for name, nbytes in {**regions, **mapped}.items() if name not in ("arena", KERNELS)}
 
     def kernels(panel: int) -> int:
         of_panels: RankSizes = replace(sizes, panel=panel)
@@ -364,9 +380,9 @@ def on_disk(
         return (limits.nbytes or ANY) - sum(fixed.values()) - kernels(panel)
 
     panel = limits.panel or choices.panel(arena)
-    plan = choices.plan(panel, arena(panel))
+    plan = replace(choices.plan(panel, arena(panel)), edge_bytes=edges)
     changed = {"arena": plan.arena_bytes, KERNELS: kernels(panel), "pieces of the page file": plan.pages.staging_bytes}
-    return plan, dense | changed
+    return plan, mapped | changed
 
 
 def page_name(program: str, crossing: Crossing) -> str:

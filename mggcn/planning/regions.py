@@ -176,6 +176,14 @@ class RankSizes:
         train = self.config.train
         return self.weight_bytes * (1 + bool(train.eval_every) + OPTIMIZER_STATES[train.optimizer])
 
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of the entries of the matrices, which may be in mapped files: 0 where relations put them in order."""
+        if self.values.typed:
+            return 0
+        matrices = (Counter(self.forward) + Counter(self.backward)).items()
+        return sum(count * m.nnz for m, count in matrices) * (4 + (self.item if self.shape.weighted else 0))
+
     def _graph_bytes(self) -> int:
         """Bytes of the matrices: 64-bit row pointers, 32-bit columns, values if edges have weights; and of the lists."""
         weighted, typed = self.shape.weighted or self.values.typed, self.values.typed

@@ -281,7 +281,7 @@ class RunPlan:
     @property
     def disk_bytes(self) -> int:
         """Bytes on disk of all ranks."""
-        return sum(rank.disk.pages.nbytes for rank in self.ranks if rank.disk is not None)
+        return sum(rank.disk.file_bytes for rank in self.ranks if rank.disk is not None)
 
     @property
     def chosen(self) -> Config:

@@ -280,7 +280,7 @@ def _moved(rank: RankPlan) -> list[str]:
         return []
     programs = [("training", rank.disk.programs["train"]), ("evaluation", rank.disk.programs["evaluate"])]
     moved = [f"{name} reads {human(one.read)} and writes {human(one.written)}" for name, one in programs]
-    return [f"  on disk     {human(rank.disk.pages.nbytes)}; {', '.join(moved)}"]
+    return [f"  on disk     {human(rank.disk.file_bytes)}; {', '.join(moved)}"]
 
 
 def _ranks(plan: RunPlan) -> list[str]:

@@ -259,7 +259,7 @@ def result_of(
 def _on_disk(rank: Rank) -> dict[str, Any]:
     """Return what rank 0 has on disk, for result.json; {} if its rows are in memory."""
     disk = rank.plan.disk
-    return {} if disk is None else {"disk_file_bytes": disk.pages.nbytes, **rank.trainer.moved}
+    return {} if disk is None else {"disk_file_bytes": disk.file_bytes, **rank.trainer.moved}
 
 
 def versions_of(config: Config, device: str) -> dict[str, Any]:

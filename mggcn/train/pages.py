@@ -6,9 +6,11 @@ refuses that, they pass through it and drop behind them what they put there.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import io
+import mmap
 import os
 import shutil
 import tempfile
@@ -19,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,7 @@ from mggcn.files import reason
 from mggcn.graph.durable import reserve
 from mggcn.memory.pages import PAGE_BYTES, PIECE_BYTES, THREADS, WINDOW_ROWS, PagePlan, PageRegion, PageSpec
 from mggcn.memory.units import human
+from mggcn.partition.rows.tiles import MakeArray
 from mggcn.train.runtime import DTYPES
 
 Bytes = npt.NDArray[np.uint8]
@@ -278,22 +281,57 @@ def _straight_rows(tensor: Tensor, stride: int) -> int:
 
 def _opened(folder: Path, nbytes: int) -> tuple[io.FileIO, bool]:
     """Open a new file without a name whose space is reserved; also return `_set_direct`'s. Raises: PlanError."""
-    try:
-        free = shutil.disk_usage(folder).free
-        if nbytes > free:
-            raise PlanError(
-                f"values on disk need {human(nbytes)} in {folder}, {human(free)} are free; {TODO[errno.ENOSPC]}"
-            )
-        file = _unnamed(folder)
+    with _refusing(folder, nbytes, "page file"):
+        file = _reserved(folder, nbytes)
         try:
-            reserve(file.fileno(), nbytes)
             return file, _set_direct(file.fileno())
         except OSError:
             file.close()
             raise
+
+
+def mapped_arrays(folder: Path) -> MakeArray:
+    """Return what makes arrays in files of a folder that have no name: the system takes their pages back as it needs.
+
+    Raises, when it makes one: PlanError if the folder has too little space or cannot be written.
+    """
+
+    def make(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        nbytes = count * np.dtype(dtype).itemsize
+        if not nbytes:
+            return np.empty(count, dtype)
+        with _refusing(folder, nbytes, "file of edges"), _reserved(folder, nbytes) as file:
+            memory = mmap.mmap(file.fileno(), nbytes)
+        memory.madvise(mmap.MADV_SEQUENTIAL)  # products read edges in order
+        return np.frombuffer(memory, dtype)
+
+    return make
+
+
+@contextlib.contextmanager
+def _refusing(folder: Path, nbytes: int, what: str) -> Iterator[None]:
+    """Turn what the system says inside into what to do. Raises: PlanError."""
+    try:
+        yield
     except OSError as error:
         todo = TODO.get(error.errno or 0, OTHERWISE)
-        raise PlanError(f"no page file of {human(nbytes)} can be made in {folder}: {reason(error)}; {todo}") from error
+        raise PlanError(f"no {what} of {human(nbytes)} can be made in {folder}: {reason(error)}; {todo}") from error
+
+
+def _reserved(folder: Path, nbytes: int) -> io.FileIO:
+    """Open a new file without a name whose space is reserved. Raises: OSError, PlanError."""
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise PlanError(
+            f"values on disk need {human(nbytes)} in {folder}, {human(free)} are free; {TODO[errno.ENOSPC]}"
+        )
+    file = _unnamed(folder)
+    try:
+        reserve(file.fileno(), nbytes)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def _unnamed(folder: Path) -> io.FileIO:

@@ -156,14 +156,14 @@ class StagedProgram:
                 self._run(runtime, stage, after)
 
     def _run(self, runtime: RankRuntime, stage: _Stage, after: After | None) -> None:
-        parts = stage.plan.parts
-        writing: list[list[Ticket]] = [[], []]
+        parts, turns = stage.plan.parts, stage.plan.turns
+        writing: list[list[Ticket]] = [[] for _ in range(turns)]
         reading = self._read(stage, 0)
         for number, part in enumerate(parts):
             self._wait(reading)
             # The buffers that the part before has read are free, and it reads what comes next while this one computes.
-            reading = self._read(stage, number + 1) if number + 1 < len(parts) else []
-            self._wait(writing[number % 2])
+            reading = self._read(stage, number + 1) if turns > 1 and number + 1 < len(parts) else []
+            self._wait(writing[number % turns])
             if stage.plan.how == "rows":
                 _windowed(runtime.backend).window(part.start, len(part))
             view = _part_of(runtime, stage, number)
@@ -172,7 +172,11 @@ class StagedProgram:
                     op.run(view)
                 if after is not None:
                     after(op, view, number + 1 == len(parts))
-            writing[number % 2] = self._write(stage, number)
+            writing[number % turns] = self._write(stage, number)
+            if turns == 1 and number + 1 < len(parts):
+                if any(one.left for one in stage.plan.writes):  # from the buffer that is read into
+                    self._wait(writing[0])
+                reading = self._read(stage, number + 1)
         for tickets in writing:
             self._wait(tickets)
 

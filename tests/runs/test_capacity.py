@@ -65,7 +65,7 @@ def test_a_run_that_does_not_fit_trains_from_disk(graph: Graph, tmp_path: Path) 
     plan, _ = known_plan(tmp_path / "disk", config, graph)
     disk = plan.ranks[0].disk
     assert disk is not None
-    assert paged["disk_file_bytes"] == disk.pages.nbytes
+    assert paged["disk_file_bytes"] == disk.file_bytes
     train, evaluate = disk.programs["train"], disk.programs["evaluate"]
     for row in moved:
         assert (row["disk_bytes_read"], row["disk_bytes_written"]) == (train.read, train.written)

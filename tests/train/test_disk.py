@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,6 +228,39 @@ def test_less_memory_means_more_panels_and_smaller_windows() -> None:
         panels.append(-(-256 // plan.disk.panel))
         assert plan.total_bytes <= limit
     assert panels[0] < panels[1]
+
+
+def test_edges_are_in_mapped_files() -> None:
+    """Fails if what is planned as mapped is held in memory, or the other way round."""
+    config, graph = config_of(), graph_of()
+    whole, disk = (plan_graph(resolve(one, graph), graph)[0].largest for one in (config, on_disk(config)))
+    assert disk.disk is not None
+    assert whole.regions["graph"] - disk.regions["graph"] == disk.disk.edge_bytes > 0
+    assert disk.disk.file_bytes == disk.disk.pages.nbytes + disk.disk.edge_bytes
+
+    def are_mapped(rank: Rank) -> bool:
+        aggregation: Any = next(iter(rank.trainer.runtime.programs["train"].aggregations.values()))
+        address = aggregation.tiles[0].indices.data_ptr()
+        lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "(deleted)" in line]
+        spans = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+        return any(first <= address < last for first, last in spans)
+
+    assert on_ranks(on_disk(config), graph, are_mapped) == [True]
+    assert on_ranks(config, graph, are_mapped) == [False]
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage mean", "gin"])
+def test_without_room_to_read_ahead(name: str) -> None:
+    """Fails if panels that take the place of the ones before have other bits, or take more memory than others."""
+    config, graph = config_of(model=MODELS[name]), graph_of()
+    turns = []
+    for limit in (1, 2**40):
+        disk = plan_graph(resolve(on_disk(config, limit), graph), graph)[0].largest.disk
+        assert disk is not None
+        turns.append([s.turns for s in disk.programs["train"].stages if s.how == "columns" and len(s.parts) > 1])
+    assert turns[0]
+    assert set(turns[0]) == {1}
+    assert_the_same_bits(config, graph)
 
 
 def test_the_layer_of_what_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from mggcn.errors import PlanError, TrainError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec, Placement
 from mggcn.memory.pages import PAGE_BYTES, PagePlan, PageSpec, panel_bytes, plan_pages, window_bytes
 from mggcn.train import pages
-from mggcn.train.pages import PageFile
+from mggcn.train.pages import PageFile, mapped_arrays
 from mggcn.train.runtime import DTYPES, buffer_view
 
 SHAPES = [(64, 16), (1, 1), (1000, 100), (321, 33), (130, 1)]
@@ -492,3 +493,23 @@ def test_requests_that_would_destroy_others(tmp_path: Path, first: int, count: i
     """Fails if a window that shares a page with another, or a tensor of another form, is written."""
     with opened(tmp_path, one(200, 16)) as file, pytest.raises(PlanError, match=said):
         file.write_rows("h", first, count, tensor)
+
+
+def test_mapped_arrays_lie_in_files_without_a_name(tmp_path: Path) -> None:
+    make = mapped_arrays(tmp_path)
+    one, other, none = make(70_001, np.int32), make(5, np.float64), make(0, np.int32)
+    one[:], other[:] = np.arange(70_001), 0.5
+    assert one.dtype == np.int32
+    assert (one == np.arange(70_001)).all()
+    assert (other == 0.5).all()
+    assert none.size == 0
+    assert not list(tmp_path.iterdir())
+    maps = Path("/proc/self/maps").read_text()
+    assert maps.count(str(tmp_path)) == 2
+
+
+def test_mapped_arrays_need_the_space(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"need .* in .*, .* are free; free space there"):
+        mapped_arrays(tmp_path)(2**55, np.int32)
+    with pytest.raises(PlanError, match="name a folder that exists"):
+        mapped_arrays(tmp_path / "none")(1, np.int32)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mggcn.graph.csr import CSR, Graph
 from mggcn.partition.base import Partition
 from mggcn.partition.order import Owners
-from mggcn.partition.rows.tiles import EVERYTHING, RowColumnMask, Tile, build_tiles, degrees, scales
+from mggcn.partition.rows.tiles import EVERYTHING, MakeArray, RowColumnMask, Tile, build_tiles, degrees, scales
 from mggcn.partition.rows.typed import typed_tiles
 
 
@@ -40,13 +40,14 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardOptions:
-    """The settings of a run on which a shard depends."""
+    """The settings of a run on which a shard depends. array: makes the arrays of its edges, in memory by default."""
 
     aggregates: bool
     norm: str
     self_loops: bool
     dtype: str
     threads: int
+    array: MakeArray = np.empty
 
 
 def build_shard(
@@ -110,5 +111,6 @@ def cut_tiles(
         threads=options.threads,
         only=only,
         among=among,
+        array=options.array,
     )
     return typed_tiles(build, matrix)

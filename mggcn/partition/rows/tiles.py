@@ -6,6 +6,7 @@ V rows of this rank, P ranks; tile q holds the columns that rank q owns.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from mggcn.graph.csr import CSR
 from mggcn.partition.order import Owners, whole_graph
 from mggcn.partition.sweep import Chunk, sweep
 
+MakeArray = Callable[[int, npt.DTypeLike], npt.NDArray[Any]]
+"""Makes an array of a length and a type, whose content is overwritten."""
 MAX_TILE_NNZ = 2**31 - 1
 """cuSPARSE and CuPy narrow to 32 bits in places: larger tiles are refused."""
 
@@ -89,12 +92,13 @@ def build_tiles(
     only: RowColumnMask = EVERYTHING,
     span: range | None = None,
     among: range | None = None,
+    array: MakeArray = np.empty,
 ) -> tuple[Tile, ...]:
     """Cut the rows that `rank` owns into P tiles, with missing diagonals inserted if `self_loops`.
 
     only: which entries, diagonals included; the tiles have all V rows, and those that are not required are empty.
     span: consecutive rows, where one rank has all vertices in their order: the tile has these rows alone. among:
-    consecutive rows among which the rank's are; None: as owners say.
+    consecutive rows among which the rank's are; None: as owners say. array: makes the arrays of entries.
 
     Columns ascend in each row, except inserted diagonals, which come last where the rank keeps the original order.
     Cost: two sweeps over the rows among which the rank's are, in chunks of 8 MiB; besides the tiles nothing of the size of
@@ -118,8 +122,8 @@ def build_tiles(
         np.cumsum(pointers, out=pointers)
         check_tile_nnz(int(pointers[-1]), ranks)
     weighted = matrix.values is not None
-    indices = [np.empty(int(p[-1]), np.int32) for p in indptr]
-    values = [np.empty(int(p[-1]), dtype) if weighted else None for p in indptr]
+    indices = [array(int(p[-1]), np.int32) for p in indptr]
+    values = [array(int(p[-1]), dtype) if weighted else None for p in indptr]
     changed = ctypes.c_int32(0)
     addresses = (ctypes.c_void_p * (ranks + 1))(*[a.ctypes.data for a in indices], ctypes.addressof(changed))
     value_addresses = (ctypes.c_void_p * ranks)(*[None if a is None else a.ctypes.data for a in values])
