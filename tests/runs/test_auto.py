@@ -210,7 +210,8 @@ def test_shared_batches_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_an_order_by_locality_is_taken_where_it_pays() -> None:
     """Fails if planted communities under random ids are left in that order, the reason is not said, or nobody is asked."""
-    planted = community(20000, 200000, 16, 40, seed=11, homophily=0.9, train=0.5)
+    # Large enough that no variant of the random ids' products keeps their operand in a cache.
+    planted = community(40000, 400000, 16, 40, seed=11, homophily=0.9, train=0.5)
     base = Config(model=ModelConfig(hidden=(512, 512)), run=RunConfig(ranks=1, order="auto"))
     machine = find_machine("assumed-cpu")
     config, choice = resolve_auto(base, planted, machine)
