@@ -232,7 +232,8 @@ def test_an_order_by_locality_is_taken_where_it_pays() -> None:
     assert f"{near['locality']:.0%}" in text
     assert choice_dict(choice)["candidates"][0]["near_share"] == near["random"]
     # Where the stages of a broadcast wait for each other, that is said too.
-    _, several = resolve_auto(dataclasses.replace(base, run=RunConfig(ranks=4, order="auto")), planted, machine)
+    small = community(20000, 200000, 16, 40, seed=11, homophily=0.9, train=0.5)
+    _, several = resolve_auto(dataclasses.replace(base, run=RunConfig(ranks=4, order="auto")), small, machine)
     assert several is not None
     paths = {row.candidate.order: row.path for row in several.rows if row.candidate.strategy == "broadcast"}
     assert paths["locality"] > paths["random"] > 1.0  # type: ignore[operator]
