@@ -71,6 +71,7 @@ from mggcn.train.learned import LearnedRows
 from mggcn.train.link_scores import LinkScores
 from mggcn.train.padded import PaddedLoader
 from mggcn.train.pages import PageFile, mapped_arrays
+from mggcn.train.partial import Partial
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, BoundProgram, RankRuntime, Staged, Weights, bind, state_views
 from mggcn.train.staged import page_file, stage_programs, write_features
@@ -143,6 +144,7 @@ def make_rank(
     choices: Choices = NO_CHOICES,
     wrap_spmm: WrapSpmm | None = None,
     feed: Feed | None = None,
+    partial: Partial | None = None,
 ) -> Rank:
     """Build one rank: its shard, its device memory as planned, its inputs. Collective.
 
@@ -150,7 +152,7 @@ def make_rank(
     choices: measured variants of sparse products; on a CPU none changes a result, on a GPU slices add long rows in another
     order. wrap_spmm: wraps sparse products, such as to note them.
     feed: makes the steps of an epoch over the blocks for which the plan was made; by default one, over the whole graph.
-    Raises: GraphError, BackendError, PlanError.
+    partial: of a rank that evaluates from disk, once: where that goes on. Raises: GraphError, BackendError, PlanError.
     """
     if config.run.ranks != comm.size:
         raise ConfigError(f"run.ranks is {config.run.ranks}, but {comm.size} ranks are connected")
@@ -170,10 +172,12 @@ def make_rank(
     # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
     aggregations = _build_aggregations(context)
     release_freed()
-    runtime = _allocate_runtime(context, inputs, aggregations, learned)
+    runtime = _allocate_runtime(context, inputs, aggregations, learned, partial)
     # A X, once, where X was.
-    if rank_plan.setup:
+    if rank_plan.setup and not (partial is not None and partial.has_inputs):
         runtime.run(runtime.programs["setup"])
+    if partial is not None and not partial.has_inputs:
+        partial.finished(0)
     load: LoadBatch = _unchanged
     by_blocks: SplitScores | None = None
     if plan.stack is not None:
@@ -447,6 +451,7 @@ def _allocate_runtime(
     inputs: Inputs,
     aggregations: BlockAggregations,
     learned: LearnedRows | None,
+    partial: Partial | None,
 ) -> RankRuntime:
     """Allocate the memory of epochs, as planned: arena, weights, counts, signals and clock; and a page file."""
     plan, backend, config = context.rank_plan, context.backend, context.config
@@ -459,9 +464,16 @@ def _allocate_runtime(
         over_whole = {program.name: bind(program, arena, aggregations.exact) for program in plan.programs.over_whole}
         programs = {"train": bind(plan.train, arena, aggregations.training), **over_whole}
     else:
-        pages = page_file(plan.disk, context.scratch, backend)
-        stages, kept = stage_programs(plan.disk, arena, pages)
-        write_features(pages, plan.disk, _reader(context), inputs.owned.ids, backend)
+        if partial is None:
+            pages = page_file(plan.disk, context.scratch, backend)
+        else:
+            pages = page_file(plan.disk, partial.folder, backend, partial.pages_name)
+        staged, kept = stage_programs(plan.disk, arena, pages)
+        stages = staged
+        if partial is not None:
+            partial.begin(pages, staged["evaluate"], plan.disk.resident["evaluate"])
+        if partial is None or not partial.has_inputs:
+            write_features(pages, plan.disk, _reader(context), inputs.owned.ids, backend)
         programs = {
             program.name: BoundProgram(
                 program,

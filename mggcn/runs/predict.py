@@ -36,6 +36,7 @@ from mggcn.runs import score
 from mggcn.runs.folder import known_plan, read_run, require_planned, seed_of_weights
 from mggcn.runs.local import in_processes, on_local_ranks
 from mggcn.runs.occupied import occupied
+from mggcn.runs.partial import SCORES, identity_of, partial_prediction
 from mggcn.runs.prediction_files import (
     MappedScores,
     check_kind,
@@ -114,6 +115,7 @@ def predict(
         "weights": weights,
         "probabilities": probabilities,
         "layer": layer,
+        "partial": "",
     }
     try:
         if ends is not None:
@@ -125,7 +127,13 @@ def predict(
             some = score.scores_by(score.scorer_of(settings, read, trained_on, state, layer), rows)
             _save(scored, probabilities_of(some, trained_on.task) if probabilities else some)
         else:
-            _score(config, folder, store, arguments)
+            if layer is None and arguments["store"] == job["store"] and plan.get("capacity") == "disk":
+                with partial_prediction(target) as partial:
+                    inside = {"out": str((partial / SCORES).resolve()), "partial": str(partial.resolve())}
+                    _score(config, folder, store, arguments | inside)
+                    (partial / SCORES).replace(scored)
+            else:
+                _score(config, folder, store, arguments)
             if rows is not None:
                 _save(scored, np.load(scored, mmap_mode="r", allow_pickle=False)[rows])
         if rows is not None:
@@ -182,6 +190,7 @@ def predict_worker(
     read those of different epochs.
     """
     from mggcn.assemble.rank import make_rank
+    from mggcn.train.partial import Partial
 
     config, recorded, job = read_run(folder)
     # What is only evaluated needs no matrices of training epochs.
@@ -207,7 +216,11 @@ def predict_worker(
         blocks = score.scoring_plan(graph, plan, limit, layer)
         write_by_blocks(comm, plan, blocks, chosen, graph, target, probabilities)
         return
-    rank = make_rank(config, graph, plan, partition, comm)
+    partial = None
+    if arguments["partial"]:
+        identity = identity_of(plan.ranks[comm.rank], str(config), job["graph_sha256"], chosen)
+        partial = Partial(Path(arguments["partial"]), identity, comm)
+    rank = make_rank(config, graph, plan, partition, comm, partial=partial)
     rank.trainer.runtime.weights.load_state_dict(chosen)
     write_scores(comm, rank, target, plan, probabilities)
 

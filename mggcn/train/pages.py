@@ -93,6 +93,8 @@ def _overlap(a: range, b: range) -> bool:
 class PageFile:
     """A temporary file of `plan.nbytes` without a name: nothing is left behind, however the process ends.
 
+    name: of a file in the folder that stays instead, with what it held, if one is there; it is locked.
+
     For one thread. A request returns at once, and its tensor belongs to it until `wait`; requests for the same bytes are
     carried out in the order in which they were made. Rows that are asked for start at a multiple of WINDOW_ROWS and end
     at one or with the last row. Tensors have the type and columns of the matrix on disk (V rows, C columns) and unit
@@ -101,17 +103,20 @@ class PageFile:
     Where a tensor starts at a page and has the leading dimension of the panel on disk, bytes move straight between both.
     Others pass through a piece of `staging` (`plan.staging_bytes`, at a page) and are copied by the thread.
 
-    Raises: PlanError if the folder has too little space or cannot be written.
+    Raises: PlanError if the folder has too little space or cannot be written, or another process has the named file.
     """
 
-    def __init__(self, folder: Path, plan: PagePlan, staging: Tensor) -> None:
+    def __init__(self, folder: Path, plan: PagePlan, staging: Tensor, name: str = "") -> None:
         self._folder = folder
         self._regions = {region.spec.name: region for region in plan.regions}
         pieces = staging[: plan.staging_bytes].numpy().reshape(2 * THREADS, -1)
         self._staging: SimpleQueue[Bytes] = SimpleQueue()
         for piece in pieces:
             self._staging.put(piece)
-        self._file, direct = _opened(folder, max(plan.nbytes, PAGE_BYTES))
+        nbytes = max(plan.nbytes, PAGE_BYTES)
+        self.continues: bool = bool(name) and _size(folder / name) == nbytes
+        """Whether the named file was there, as large as planned."""
+        self._file, direct = _opened(folder, nbytes, name)
         self.direct: bool = direct
         """Whether reads and writes leave the page cache alone."""
         self._readers = ThreadPoolExecutor(THREADS, "mggcn-reads")
@@ -156,6 +161,10 @@ class PageFile:
             ) from error
         finally:
             self.waited_s += time.perf_counter() - begin
+
+    def sync(self) -> None:
+        """Return when what was written, and waited for, outlives a power failure. Raises: OSError."""
+        os.fdatasync(self._file.fileno())
 
     def close(self) -> None:
         """Give the disk space back. Requests that have not begun never do."""
@@ -279,10 +288,13 @@ def _straight_rows(tensor: Tensor, stride: int) -> int:
     return rows if alike and end <= tensor.untyped_storage().nbytes() else 0
 
 
-def _opened(folder: Path, nbytes: int) -> tuple[io.FileIO, bool]:
-    """Open a new file without a name whose space is reserved; also return `_set_direct`'s. Raises: PlanError."""
+def _opened(folder: Path, nbytes: int, name: str = "") -> tuple[io.FileIO, bool]:
+    """Open a new file without a name, or the named one, whose space is reserved; also return `_set_direct`'s.
+
+    Raises: PlanError.
+    """
     with _refusing(folder, nbytes, "page file"):
-        file = _reserved(folder, nbytes)
+        file = _reserved(folder, nbytes, name)
         try:
             return file, _set_direct(file.fileno())
         except OSError:
@@ -318,19 +330,44 @@ def _refusing(folder: Path, nbytes: int, what: str) -> Iterator[None]:
         raise PlanError(f"no {what} of {human(nbytes)} can be made in {folder}: {reason(error)}; {todo}") from error
 
 
-def _reserved(folder: Path, nbytes: int) -> io.FileIO:
-    """Open a new file without a name whose space is reserved. Raises: OSError, PlanError."""
-    free = shutil.disk_usage(folder).free
+def _reserved(folder: Path, nbytes: int, name: str = "") -> io.FileIO:
+    """Open a new file without a name, or the named one, whose space is reserved. Raises: OSError, PlanError."""
+    free = shutil.disk_usage(folder).free + (_size(folder / name) if name else 0)
     if nbytes > free:
         raise PlanError(
             f"values on disk need {human(nbytes)} in {folder}, {human(free)} are free; {TODO[errno.ENOSPC]}"
         )
-    file = _unnamed(folder)
+    file = _named(folder / name, nbytes) if name else _unnamed(folder)
     try:
         reserve(file.fileno(), nbytes)
     except OSError:
         file.close()
         raise
+    return file
+
+
+def _size(path: Path) -> int:
+    """Return the bytes that a file occupies, 0 if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0
+    return min(found.st_size, 512 * found.st_blocks)
+
+
+def _named(path: Path, nbytes: int) -> io.FileIO:
+    """Open a file that stays, as long as planned, and keep other processes out of it. Raises: OSError, PlanError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    file = os.fdopen(descriptor, "r+b", buffering=0)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise PlanError(f"another process is at work in {path}; wait for its end") from None
+    except OSError:
+        pass  # a file system without locks
+    if path.stat().st_size > nbytes:
+        os.truncate(descriptor, nbytes)
     return file
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,12 +148,18 @@ class StagedProgram:
     def __init__(self, plan: DiskProgram, memory: Tensor, resident: Mapping[str, Tensor], pages: PageFile) -> None:
         self.stages: tuple[_Stage, ...] = tuple(_Stage(stage, memory, resident) for stage in plan.stages)
         self._pages = pages
+        self.first: int = 0
+        """The stage at which `run` begins."""
+        self.finished: Callable[[int], None] | None = None
+        """Called behind each stage but the last with the number of stages that are then finished."""
 
     def run(self, runtime: RankRuntime, after: After | None = None) -> None:
         """Implement Staged.run."""
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages[self.first :], self.first + 1):
             with _windows(runtime.backend, stage):
                 self._run(runtime, stage, after)
+            if self.finished is not None and number < len(self.stages):
+                self.finished(number)
 
     def _run(self, runtime: RankRuntime, stage: _Stage, after: After | None) -> None:
         parts, turns = stage.plan.parts, stage.plan.turns
@@ -280,6 +286,6 @@ def write_features(pages: PageFile, plan: DiskPlan, reader: FeatureReader, ids: 
         pages.wait(pages.write_rows(X, first, some.size, buffer[: some.size]))
 
 
-def page_file(plan: DiskPlan, folder: Path, backend: KernelBackend) -> PageFile:
-    """Make a rank's page file in a folder. Raises: PlanError as PageFile."""
-    return PageFile(folder, plan.pages, backend.allocate(plan.pages.staging_bytes))
+def page_file(plan: DiskPlan, folder: Path, backend: KernelBackend, name: str = "") -> PageFile:
+    """Make a rank's page file in a folder. name: of one that stays. Raises: PlanError as PageFile."""
+    return PageFile(folder, plan.pages, backend.allocate(plan.pages.staging_bytes), name)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from mggcn.assemble.plan import plan_graph
 from mggcn.config.files import with_named
 from mggcn.errors import RunError
 from mggcn.planning import disk as planning
 from mggcn.runs import predict as predicting
 from mggcn.runs import prediction_files
+from mggcn.runs.partial import identity_of, partial_prediction
 from mggcn.runs.predict import predict
 from mggcn.train.trainer import RankTrainer
 from tests.runs.small import config_of, store_of, trained
@@ -105,3 +113,105 @@ def test_a_full_disk_is_one_line_before_anything_is_computed(tmp_path: Path, mon
     with pytest.raises(RunError, match="No space left on device; choose another --out"):
         predict(disk, tmp_path / "p.npy")
     assert not list(tmp_path.glob("*p.npy*"))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+from mggcn.planning import disk
+from mggcn.runs.predict import predict
+from mggcn.train.pages import PageFile
+
+disk.WINDOW_BYTES, moved, move, last = 1, [0], PageFile._move, int(sys.argv[3])
+
+def counted(self, ticket, tensor):
+    moved[0] += 1
+    if moved[0] == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return move(self, ticket, tensor)
+
+PageFile._move = counted
+predict(Path(sys.argv[1]), Path(sys.argv[2]))
+print(moved[0])
+"""
+"""Predicts; ends with SIGKILL at a request of its page file. Prints how many there were otherwise."""
+
+
+def predicted(run: Path, out: Path, last: int) -> int:
+    """Requests of a prediction that may be killed at one; 0 if it was."""
+    command = [sys.executable, "-c", KILLED, str(run), str(out), str(last)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == -signal.SIGKILL:
+        return 0
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_prediction_goes_on(ranks: int, tmp_path: Path) -> None:
+    """Fails if a prediction that was killed at any moment has other bits, begins anew, or leaves a file behind."""
+    _, disk = pair_of_runs(tmp_path, ranks)
+    before = set(tmp_path.iterdir())
+    requests = predicted(disk, tmp_path / "whole.npy", 0)
+    whole, draw = (tmp_path / "whole.npy").read_bytes(), random.Random(4133)
+    assert set(tmp_path.iterdir()) == before | {tmp_path / "whole.npy"}
+    for last in [requests, draw.randrange(1, requests)]:
+        assert predicted(disk, tmp_path / "p.npy", last) == 0
+        assert not (tmp_path / "p.npy").exists()
+        # Killed once more, wherever that is in what is left.
+        again = predicted(disk, tmp_path / "p.npy", draw.randrange(1, requests)) or predicted(
+            disk, tmp_path / "p.npy", 0
+        )
+        assert again <= requests
+        if last == requests and ranks == 1:
+            assert again < requests // 2
+        assert (tmp_path / "p.npy").read_bytes() == whole
+        (tmp_path / "p.npy").unlink()
+        assert set(tmp_path.iterdir()) == before | {tmp_path / "whole.npy"}
+
+
+def test_a_prediction_of_other_weights_begins_anew(tmp_path: Path) -> None:
+    """Fails if values of other weights are gone on with, or files are removed that no prediction wrote."""
+    _, disk = pair_of_runs(tmp_path, 1)
+    requests = predicted(disk, tmp_path / "whole.npy", 0)
+    assert predicted(disk, tmp_path / "p.npy", requests) == 0
+    stages = tmp_path / "p.npy.partial" / "stages-0.json"
+    found = json.loads(stages.read_text())
+    assert found["stages"] > 0
+    stages.write_text(json.dumps(found | {"identity": "another"}))
+    assert predicted(disk, tmp_path / "p.npy", 0) == requests
+    assert (tmp_path / "p.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    (tmp_path / "p.npy.partial").mkdir()
+    (tmp_path / "p.npy.partial" / "mine.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"holds mine.txt, which no prediction wrote; move it"):
+        predict(disk, tmp_path / "p.npy")
+    assert (tmp_path / "p.npy.partial" / "mine.txt").exists()
+
+
+def test_one_prediction_at_a_time(tmp_path: Path) -> None:
+    """Fails if two predictions write one page file."""
+    _, disk = pair_of_runs(tmp_path, 1)
+    with (
+        partial_prediction(tmp_path / "p.npy"),
+        pytest.raises(RunError, match="another prediction is at work"),
+    ):
+        predict(disk, tmp_path / "p.npy")
+    assert not (tmp_path / "p.npy.partial").exists()
+
+
+def test_what_a_page_file_depends_on(tmp_path: Path) -> None:
+    """Fails if other weights, settings, graphs or places have the same identity."""
+    graph, config = store_of(tmp_path), with_named(config_of(2), {"capacity": "disk"})
+    plans = plan_graph(config, graph)[0].ranks
+    state = {"w": torch.arange(4.0)}
+    ways = [
+        identity_of(plans[0], "a", "b", state),
+        identity_of(plans[1], "a", "b", state),
+        identity_of(plans[0], "c", "b", state),
+        identity_of(plans[0], "a", "c", state),
+        identity_of(plans[0], "a", "b", {"w": torch.arange(1.0, 5.0)}),
+        identity_of(plan_graph(with_named(config, {"ranks": 1}), graph)[0].ranks[0], "a", "b", state),
+    ]
+    assert len(set(ways)) == len(ways)
+    assert identity_of(plan_graph(config, graph)[0].ranks[0], "a", "b", state) == ways[0]
