@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,9 +99,41 @@ def said(command: list[str], env: dict[str, str] | None = None) -> str:
     return done.stdout
 
 
-def mggcn(*arguments: str, malloc: str = "default") -> str:
-    """Run the command `mggcn`. Raises: RuntimeError."""
-    return said([sys.executable, "-m", "mggcn", *arguments], os.environ | MALLOC[malloc])
+def mggcn(*arguments: str, malloc: str = "default", group: Path | None = None) -> str:
+    """Run the command `mggcn`, in a memory control group if one is given. Raises: RuntimeError."""
+    command = [sys.executable, "-m", "mggcn", *arguments]
+    if group is not None:
+        command = ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs"), *command]
+    return said(command, os.environ | MALLOC[malloc])
+
+
+@contextlib.contextmanager
+def memory_group(nbytes: int) -> Iterator[Path]:
+    """Make a memory control group, of version 1 or 2, with a limit that counts the page cache, too; yield its folder.
+
+    Raises: OSError where this process may make none.
+    """
+    root = Path("/sys/fs/cgroup")
+    first, limit = (root / "memory", "memory.limit_in_bytes") if (root / "memory").is_dir() else (root, "memory.max")
+    folder = first / f"mggcn-{os.getpid()}"
+    folder.mkdir()
+    try:
+        (folder / limit).write_text(str(nbytes))
+        yield folder
+    finally:
+        for _ in range(50):  # the last process may be about to leave
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+                break
+            time.sleep(0.1)
+
+
+def group_peak(folder: Path) -> int:
+    """The most bytes that a control group's processes and page cache have had at once; 0 where the system does not say."""
+    for name in ("memory.max_usage_in_bytes", "memory.peak"):
+        with contextlib.suppress(OSError):
+            return int((folder / name).read_text())
+    return 0
 
 
 def death(code: int) -> str:

@@ -148,3 +148,15 @@ def test_a_worker_forgets_its_peak() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert int(done.stdout) > 48 << 20
+
+
+def test_a_memory_group_limits_and_counts() -> None:
+    """Fails if a command is not in its control group, or the group stays behind."""
+    try:
+        with process.memory_group(256 * 2**20) as group:
+            process.mggcn("--version", group=group)
+            peak = process.group_peak(group)
+    except OSError as error:
+        pytest.skip(f"control groups cannot be made here: {error}")
+    assert not group.exists()
+    assert 2**20 < peak <= 256 * 2**20
