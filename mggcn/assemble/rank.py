@@ -333,8 +333,8 @@ class _RankContext:
     local_index: Owners
     backend: KernelBackend
     comm: CountingCommunicator
-    scratch: Path
-    """The folder of what lies on disk."""
+    folder: Path | None
+    """The run's."""
 
     @property
     def rank_plan(self) -> RankPlan:
@@ -343,6 +343,11 @@ class _RankContext:
     @property
     def shard_options(self) -> ShardOptions:
         return shard_options(self.config)
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of what lies on disk."""
+        return Path(self.config.run.scratch or self.folder or tempfile.gettempdir())
 
     @property
     def edge_options(self) -> ShardOptions:
@@ -378,7 +383,7 @@ def _make_context(
         local_index=partition.local_index(comm.rank),
         backend=backend,
         comm=counted,
-        scratch=Path(config.run.scratch or folder or tempfile.gettempdir()),
+        folder=folder,
     )
 
 

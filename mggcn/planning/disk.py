@@ -48,7 +48,7 @@ class Transfer:
     left: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StagePlan:
     """A stage of a program in memory. program: its ops, over `step` of `total` rows or columns at a time.
 
@@ -318,7 +318,17 @@ class DiskChoices:
         )
         nbytes = self._kernel_bytes(stage.graph) if by_rows else 0
         kernels = room.take(BufferSpec("kernels", -(-nbytes // 64), 8, "int64")) if nbytes else None
-        return StagePlan(stage.how, lowered, narrow, step, total, reads, writes, kernels, room.nbytes)
+        return StagePlan(
+            how=stage.how,
+            program=lowered,
+            narrow=narrow,
+            step=step,
+            total=total,
+            reads=reads,
+            writes=writes,
+            kernels=kernels,
+            nbytes=room.nbytes,
+        )
 
     def _kernel_bytes(self, graph: Graph) -> int:
         """Return the bytes in which kernels continue the sums of a stage from rows to rows."""

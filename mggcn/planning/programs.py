@@ -16,7 +16,7 @@ from mggcn.planning.block_evaluation import BlockEvaluation
 from mggcn.planning.disk import DiskPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Programs:
     """The programs of a rank: training epochs, evaluations, set-up if it computes anything, and the exact gradient.
 
@@ -90,5 +90,5 @@ class Lowering:
             hops = values.input.aggregated
             setup = lower_setup(evaluation[WHOLE], sizes, values.num_features, self.panel, hops) if self.panel else None
             exact = None if values.exact is None else lower("exact", values.exact, sizes, evaluation)
-            self._known[key] = Programs(train, evaluate, setup, exact, stages)
+            self._known[key] = Programs(train=train, evaluate=evaluate, setup=setup, exact=exact, stages=stages)
         return self._known[key]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mggcn.errors import RunError
-from mggcn.files import reason
+from mggcn.files import read_object, reason
 from mggcn.planning.run import RankPlan
 from mggcn.version import __version__
 
@@ -77,7 +77,7 @@ def identity_of(plan: RankPlan, config: str, graph_sha256: str, state: Mapping[s
 def _stages(path: Path) -> int:
     """Return how many stages of the evaluation a rank has recorded."""
     try:
-        return int(json.loads(path.read_bytes())["stages"])
+        return int(read_object(path)["stages"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
 

@@ -8,7 +8,7 @@ from typing import final
 
 from mggcn.comm.base import Communicator
 from mggcn.comm.gather import gather_texts
-from mggcn.files import write_bytes
+from mggcn.files import read_json, write_bytes
 from mggcn.graph.durable import sync_folder
 from mggcn.memory.arena import ArenaPlan
 from mggcn.train.pages import PageFile
@@ -66,7 +66,7 @@ class Partial:
 
     def _recorded(self) -> int:
         try:
-            found = json.loads(self._path.read_bytes())
+            found = read_json(self._path)
         except (OSError, ValueError):
             return NOTHING
         same = isinstance(found, dict) and found.get("identity") == self._identity

@@ -97,7 +97,7 @@ def test_a_file_for_the_machine(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "predicted on six nodes" in out
     assert "of 100.00 GiB per rank" in out
-    assert run_main("plan", *PRODUCTS, "--machine", path, "--memory-limit", "1GiB") == 2
+    assert run_main("plan", *PRODUCTS, "--machine", path, "--memory-limit", "1GiB", "--set", "run.capacity=memory") == 2
 
 
 def test_what_cannot_be_planned_on_a_machine(capsys: pytest.CaptureFixture[str]) -> None:

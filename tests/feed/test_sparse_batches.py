@@ -18,6 +18,7 @@ from mggcn.errors import PlanError
 from mggcn.graph.csr import CSR, Graph
 from mggcn.graph.nonzeros import RowLengths
 from mggcn.graph.store_write import write_store
+from mggcn.planning.batches import stack_of
 from mggcn.planning.record import layer_reasons, plan_from_dict, to_dict
 from mggcn.planning.run import RunPlan
 from tests.cli.runs import history, run_main
@@ -219,7 +220,9 @@ def test_whether_bounds_are_small_is_asked_of_sparse_rows(
     monkeypatch.setattr(stacks, "LITTLE_BYTES", n * width)  # a quarter of all dense rows
     plan, _ = plan_graph(resolve(config, graph), graph)
     assert plan.stack is not None
-    assert bool(plan.stack.mean) == drawn
+    bound = stack_of(plan.config, plan.shape)
+    assert bound is not None
+    assert (plan.stack.capacities != bound.capacities) == drawn
 
 
 def test_the_longest_rows() -> None:
