@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from mggcn import native
 from mggcn.backend.base import KernelBackend
 from mggcn.backend.cpu.backend import CpuBackend
 from tests.backend.cases import type_name
+
+if TYPE_CHECKING:
+    from tests.emulator.device import EmulatedDevice
+    from tests.emulator.module import EmulatedModule
 
 # Threads alternate: that their number changes no bit has tests of its own.
 CPU = [
@@ -32,6 +37,26 @@ def slow(seed: int) -> list[pytest.MarkDecorator]:
 
 
 GPU = [torch.float32, torch.float64, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def _checked_builds_know_it(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a test of emulated kernels that `-k emulated` leaves out, so that tests/emulator/checked.py never runs it.
+
+    Tests of Triton's kernels may use the others beside them: its interpreter takes long and is checked by none of them.
+    """
+    if "emulated" in request.node.name or "emulated" in request.node.keywords:
+        return
+    from tests.emulator.device import EmulatedDevice
+
+    really = EmulatedDevice.compile
+
+    def refuse(device: EmulatedDevice, path: Path, options: tuple[str, ...]) -> EmulatedModule:
+        if device.block_kernels is not None:
+            return really(device, path, options)
+        raise AssertionError(f"{path.name} is emulated: name the case so, or mark the test pytest.mark.emulated")
+
+    monkeypatch.setattr(EmulatedDevice, "compile", refuse)
 
 
 def _cpu(dtype: torch.dtype, isa: str, threads: int) -> KernelBackend:

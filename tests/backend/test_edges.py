@@ -252,6 +252,7 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype, isa: str) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.emulated
 def test_nothing_behind_an_array_is_touched(part: list[str]) -> None:
     """Fails if a kernel of either device reads or writes one element behind an operand, its lists or its result."""
     done = subprocess.run(

@@ -262,6 +262,7 @@ def test_state_returns(backend: KernelBackend, kind: str) -> None:
     assert not any(bool(tensor.any()) for tensor in optimizer.tensors().values())
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_order_of_blocks_changes_no_bit(dtype: torch.dtype) -> None:
     """Fails if a block reads what the last one writes: the clock, the steps or the rate of the next epoch."""
@@ -281,6 +282,7 @@ def test_the_order_of_blocks_changes_no_bit(dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(tensors, first, strict=True))
 
 
+@pytest.mark.emulated
 def test_devices_agree_within_rounding() -> None:
     """Fails if the kernel's formula is another than that of torch's fused steps on a CPU."""
     from mggcn.backend.cpu.backend import CpuBackend

@@ -117,6 +117,7 @@ def products(backend: KernelBackend, launched: set[str]) -> None:
         torch.testing.assert_close(out.double(), torch.from_numpy(expected), rtol=5e-5, atol=1e-4)
 
 
+@pytest.mark.emulated
 def test_offsets_of_rows_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a kernel multiplies a row by a stride in 32 bits, or a kernel is added that is not launched here."""
     launched: set[str] = set()

@@ -157,6 +157,7 @@ def results(backend: KernelBackend, graph: str, dynamic: bool, p: float) -> list
     return [value.tobytes() for value in found]
 
 
+@pytest.mark.emulated
 @pytest.mark.covering(1, rest="slow")
 @by_graph
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=type_name)

@@ -108,6 +108,7 @@ def test_chains() -> None:
     assert chain_of(np.empty(0, np.int32)).size == 0
 
 
+@pytest.mark.emulated
 def test_bits_repeat() -> None:
     """Fails if a sum depends on the order in which threads and blocks run."""
     found = []

@@ -17,6 +17,7 @@ from tests.backend.emulated import emulated_backend
 from tests.backend.test_edges import one_pass
 
 
+@pytest.mark.emulated
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=type_name)
 def test_bits_do_not_depend_on_the_schedule(dtype: torch.dtype) -> None:
@@ -30,6 +31,7 @@ def test_bits_do_not_depend_on_the_schedule(dtype: torch.dtype) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.emulated
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=type_name)
 def test_long_rows_and_hubs_by_blocks(dtype: torch.dtype) -> None:
@@ -63,6 +65,7 @@ def _with_schedule(edges: EdgeRows, backend: KernelBackend) -> EdgeRows:
     )
 
 
+@pytest.mark.emulated
 def test_offsets_are_64_bits_wide() -> None:
     """Fails if row times leading dimension is computed in 32 bits in a kernel of the GPU."""
     backend = emulated_backend(torch.bfloat16, 3)

@@ -100,6 +100,7 @@ def test_lanes_of_heads(heads: int, cols: int, itemsize: int, drops: bool, expec
     assert lanes_of(heads, cols, itemsize, drops=drops) == expected
 
 
+@pytest.mark.emulated
 @pytest.mark.skipif(" fma " not in Path("/proc/cpuinfo").read_text(), reason="the processor has no fused multiply-add")
 @pytest.mark.parametrize("order", ["whole", "backwards"])
 def test_huge_scores_where_products_are_fused(order: str, monkeypatch: pytest.MonkeyPatch) -> None:

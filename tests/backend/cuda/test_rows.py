@@ -81,6 +81,7 @@ def everything(backend: KernelBackend) -> list[Any]:
     return [np.float64(loss), gradient, columns, *(t.cpu().contiguous().view(torch.uint8).numpy() for t in tensors)]
 
 
+@pytest.mark.emulated
 @pytest.mark.covering(0)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_bits_do_not_depend_on_the_schedule(dtype: torch.dtype) -> None:
@@ -96,6 +97,7 @@ def far_rows(dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(4 * ld + 64, dtype=dtype).as_strided((5, 9), (ld, 1)).zero_()
 
 
+@pytest.mark.emulated
 def test_offsets_are_64_bits_wide() -> None:
     """Fails if row times leading dimension is computed in 32 bits anywhere."""
     backend = emulated_backend(torch.bfloat16, 3)

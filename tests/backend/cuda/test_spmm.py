@@ -232,6 +232,7 @@ def test_only_ragged_kernels_may_read_behind_a_row(layout: Any) -> None:
     assert 0 < ragged < 139
 
 
+@pytest.mark.emulated
 def test_nothing_behind_an_array_is_touched(part: list[str]) -> None:
     """Fails if a kernel reads an index, a weight or a row of the operand behind the last: a GPU may survive it or not."""
     command = [sys.executable, "-m", "tests.backend.cpu.guard_pages", *part]
@@ -396,6 +397,7 @@ def test_every_slice_width_is_right_and_repeats(dtype: torch.dtype, make: Any, s
         assert torch.equal(*runs)
 
 
+@pytest.mark.emulated
 def test_a_kept_way_that_is_no_slicing_is_left_aside() -> None:
     """Fails if a table of a CPU's ways, or of another version's slices, reaches the kernels of a GPU."""
     for way in (SpmmChoice("blocks", 0, 4), SpmmChoice("panels", 7), SpmmChoice("rows", 0, 1, 16)):
