@@ -24,7 +24,7 @@ def switch_ways_off() -> None:
 def work_of(plan: Any) -> dict[str, Any]:
     """What bounds an epoch: FLOP of dense products, and [bytes, footprint] of what every sparse product gathers."""
     from mggcn.cost.work import Work
-    from mggcn.planning.op_cost import program_items
+    from mggcn.planning.op_work import program_items
 
     rank = plan.ranks[0]
     items = [item for item in program_items(plan, rank, rank.train) if isinstance(item, Work)]

@@ -24,7 +24,7 @@ from mggcn.config import from_tables
 from mggcn.cost.machine import DeviceRates, RateTable, find_machine
 from mggcn.cost.work import KINDS, Work, product, work_seconds
 from mggcn.memory.arena import BufferSpec
-from mggcn.planning.op_cost import items_by_op
+from mggcn.planning.op_work import items_by_op
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape
 

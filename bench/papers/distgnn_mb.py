@@ -39,7 +39,7 @@ from mggcn.partition.rows.halo import halo_ids
 from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.batch_rows import balance
 from mggcn.planning.batches import slot_plan, stack_of
-from mggcn.planning.op_cost import items_by_op
+from mggcn.planning.op_work import items_by_op
 from mggcn.planning.shape import GraphShape, graph_shape
 
 BATCH, LINES, ROWS, LIFE, DELAY = 1_000, 1_000_000, 2_000, 2, 1

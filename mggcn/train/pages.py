@@ -40,7 +40,7 @@ from mggcn.train.runtime import DTYPES
 Bytes = npt.NDArray[np.uint8]
 REFUSED: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.EISDIR)
 """What kernels and file systems say that lack O_TMPFILE or O_DIRECT."""
-TODO: Final = {
+ADVICE: Final = {
     errno.ENOENT: "name a folder that exists",
     errno.ENOTDIR: "name a folder",
     errno.EACCES: "name a folder that you may write to",
@@ -153,7 +153,7 @@ class PageFile:
             for future in ticket.futures:
                 future.result()
         except OSError as error:
-            todo = TODO.get(error.errno or 0, OTHERWISE)
+            todo = ADVICE.get(error.errno or 0, OTHERWISE)
             verb = "written to" if ticket.writes else "read from"
             raise TrainError(
                 f"{ticket.region.spec.name} could not be {verb} the page file in {self._folder}: {reason(error)}; "
@@ -326,7 +326,7 @@ def _refusing(folder: Path, nbytes: int, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        todo = TODO.get(error.errno or 0, OTHERWISE)
+        todo = ADVICE.get(error.errno or 0, OTHERWISE)
         raise PlanError(f"no {what} of {human(nbytes)} can be made in {folder}: {reason(error)}; {todo}") from error
 
 
@@ -335,7 +335,7 @@ def _reserved(folder: Path, nbytes: int, name: str = "") -> io.FileIO:
     free = shutil.disk_usage(folder).free + (_size(folder / name) if name else 0)
     if nbytes > free:
         raise PlanError(
-            f"values on disk need {human(nbytes)} in {folder}, {human(free)} are free; {TODO[errno.ENOSPC]}"
+            f"values on disk need {human(nbytes)} in {folder}, {human(free)} are free; {ADVICE[errno.ENOSPC]}"
         )
     file = _named(folder / name, nbytes) if name else _unnamed(folder)
     try:

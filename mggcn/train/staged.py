@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from mggcn.planning.disk import DiskPlan, DiskProgram, StagePlan, Transfer
 from mggcn.train.pages import PageFile, Ticket
 from mggcn.train.runtime import After, RankRuntime, buffer_view
 
+MoveRows: TypeAlias = Callable[[str, int, int, Tensor], Ticket]
+MovePanel: TypeAlias = Callable[[str, int, Tensor], Ticket]
+"""What a page file moves: a name, first row and number of rows, or a panel; and where in memory."""
 SETUP_BYTES = 8 << 20
 """Bytes of features that set-up converts and writes at a time."""
 
@@ -187,26 +191,21 @@ class StagedProgram:
             self._wait(tickets)
 
     def _read(self, stage: _Stage, number: int) -> list[Ticket]:
-        pages, part = self._pages, stage.plan.parts[number]
-        found = []
-        for one in stage.plan.reads:
-            out = stage.moved(one, number)
-            if stage.plan.how == "columns":
-                found.append(pages.read_panel(one.page, number, out))
-            else:
-                found.append(pages.read_rows(one.page, part.start, len(part), out))
-        return found
+        pages, reads = self._pages, stage.plan.reads
+        return self._moved(stage, number, reads, pages.read_rows, pages.read_panel)
 
     def _write(self, stage: _Stage, number: int) -> list[Ticket]:
-        pages, part = self._pages, stage.plan.parts[number]
-        found = []
-        for one in stage.plan.writes:
-            made = stage.moved(one, number)
-            if stage.plan.how == "columns":
-                found.append(pages.write_panel(one.page, number, made))
-            else:
-                found.append(pages.write_rows(one.page, part.start, len(part), made))
-        return found
+        pages, writes = self._pages, stage.plan.writes
+        return self._moved(stage, number, writes, pages.write_rows, pages.write_panel)
+
+    def _moved(
+        self, stage: _Stage, number: int, transfers: Sequence[Transfer], rows: MoveRows, panel: MovePanel
+    ) -> list[Ticket]:
+        """Begin to move a part of some matrices between their buffers and the disk."""
+        part = stage.plan.parts[number]
+        if stage.plan.how == "columns":
+            return [panel(one.page, number, stage.moved(one, number)) for one in transfers]
+        return [rows(one.page, part.start, len(part), stage.moved(one, number)) for one in transfers]
 
     def _wait(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
@@ -215,7 +214,7 @@ class StagedProgram:
 
 def _windowed(backend: KernelBackend) -> WindowedBackend:
     """Return the backend as one whose calls may be on windows of rows: a CPU's, as the plan has it."""
-    return backend  # type: ignore[return-value]
+    return cast(WindowedBackend, backend)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from mggcn.errors import BackendError, RunError
 from mggcn.files import LARGEST_HISTORY, read_object, reason, write_text
 from mggcn.memory.arena import ITEM_BYTES
 from mggcn.model.kinds.aggregate import Aggregate
-from mggcn.planning.op_cost import items_by_op
+from mggcn.planning.op_work import items_by_op
 from mggcn.planning.run import RankPlan, RunPlan
 from mggcn.train.heartbeat import boot_id
 

@@ -31,7 +31,7 @@ from mggcn.partition.make import stats_of
 from mggcn.partition.rows.partition import row_owners, row_stats
 from mggcn.partition.rows.required import count_required
 from mggcn.partition.rows.shard import ShardOptions, build_shard
-from mggcn.planning.op_cost import program_items
+from mggcn.planning.op_work import program_items
 from tests.aggregate.own_edge_op import Faulty, Maximum, Watched, gradient_of, maximum_of, to_tensor
 from tests.aggregate.test_contract import Result, buffer, graph_of, summed
 from tests.backend.cases import GUARD

@@ -24,7 +24,8 @@ from mggcn.graph.convert import from_arrays
 from mggcn.graph.csr import Graph
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.partition.rows.tiles import Tile
-from mggcn.planning.op_cost import items_by_op, training_cost
+from mggcn.planning.op_cost import training_cost
+from mggcn.planning.op_work import items_by_op
 from tests.backend.emulated import emulated_backend
 from tests.emulator import launches
 from tests.emulator.device import EmulatedDevice

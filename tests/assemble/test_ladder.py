@@ -19,6 +19,7 @@ from mggcn.errors import PlanError
 from mggcn.memory.device import ANY
 from mggcn.memory.units import human
 from mggcn.planning.advice import advice, fits, require_fit
+from mggcn.planning.disk import DiskPlan
 from mggcn.planning.disk_text import disk_dict, disk_lines, rung_lines, stage_lines
 from mggcn.planning.op_cost import disk_cost, epoch_cost
 from mggcn.planning.record import to_dict
@@ -35,6 +36,13 @@ def config_of(**settings: Any) -> Config:
 
 def planned(limit: int | None, space: Space = ANYWHERE, **settings: Any) -> RunPlan:
     return plan_shape(config_of(**settings), PRODUCTS, limit=limit, space=space)
+
+
+def on_disk(plan: RunPlan) -> DiskPlan:
+    """The first rank's plan from disk."""
+    disk = plan.ranks[0].disk
+    assert disk is not None
+    return disk
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +72,8 @@ def test_the_next_rung_is_taken_and_says_why(whole: RunPlan) -> None:
     assert plan.largest.total_bytes <= limit
     require_fit(plan, limit)
     (line,) = rung_lines(plan, MACHINE)
-    moved = sum(disk.read + disk.written for disk in [plan.ranks[0].disk.programs["train"]])  # type: ignore[union-attr]
+    disk = on_disk(plan).programs["train"]
+    moved = disk.read + disk.written
     assert line.startswith(
         f"everything in memory needs {human(need)}, {human(limit)} may be used: rows between stages go"
     )
@@ -149,7 +158,9 @@ def test_what_not_even_a_disk_serves_is_refused(whole: RunPlan) -> None:
     """Fails if the advice hides what rows on disk would still need."""
     plan = planned(1 << 28)
     assert (plan.rung, plan.largest.total_bytes) == ("memory", whole.largest.total_bytes)
-    least = plan.ladder.disk.largest.total_bytes  # type: ignore[union-attr]
+    assert plan.ladder is not None
+    assert plan.ladder.disk is not None
+    least = plan.ladder.disk.largest.total_bytes
     assert least > 1 << 28
     assert f"; with rows on disk {human(least)} are needed at least" in advice(plan, 1 << 28)
 
@@ -182,7 +193,7 @@ def test_a_stage_takes_as_long_as_the_slower_of_both(whole: RunPlan) -> None:
     """Fails if computing and the disk are added up, or a part that nothing hides is forgotten."""
     plan = planned(whole.largest.total_bytes // 2)
     cost = disk_cost(plan, MACHINE, "train")
-    programs = plan.ranks[0].disk.programs["train"]  # type: ignore[union-attr]
+    programs = on_disk(plan).programs["train"]
     assert sum(stage.read for stage in cost.stages) == programs.read
     assert sum(stage.written for stage in cost.stages) == programs.written
     for stage in cost.stages:

@@ -222,7 +222,7 @@ def test_losses(dtype: torch.dtype, isa: str, loss: str, summed: bool) -> None:
         if loss in ENTRY_LOSSES:
             target = LossTarget(rows["targets"].contiguous(), rows["mask"], 0.01)
             for kind, of in ((loss, parts), ("mse", None)):
-                backend.entry_loss(kind, rows["z"], target, rows["scale"], sums["loss"], of)  # type: ignore[arg-type]
+                backend.entry_loss(kind, rows["z"], target, rows["scale"], sums["loss"], of)  # type: ignore[arg-type]  # a parameter's name
             return
         weights, smoothing = (sums["weights"], 0.1) if loss == "weighted" else (None, 0.0)
         target = LossTarget(rows["labels"], rows["mask"], 0.01, weights, smoothing)
@@ -409,6 +409,17 @@ def test_every_window_makes_the_same_calls() -> None:
     backend.end_windows(complete=False)
 
 
+def first_window(backend: CpuBackend, total: int, room: Tensor, x: Tensor, g: Tensor, out: Tensor) -> None:
+    """Begin two products and a loss in windows, and leave them after the first."""
+    target = LossTarget(torch.zeros(64, dtype=torch.int32), torch.ones(64, dtype=torch.uint8), 1.0)
+    backend.begin_windows(total, room)
+    backend.window(0, 64)
+    for _ in range(2):
+        backend.matmul(x[:64].t(), g[:64], out)
+    backend.softmax_xent(torch.ones(64, 3, dtype=x.dtype), target, None, torch.zeros(1, dtype=F64), None)
+    backend.end_windows(complete=False)
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(("dtype", "result", "dense"), DENSE, ids=str)
 def test_sums_keep_what_is_planned(dtype: torch.dtype, result: torch.dtype, dense: str) -> None:
@@ -419,21 +430,12 @@ def test_sums_keep_what_is_planned(dtype: torch.dtype, result: torch.dtype, dens
         of = WindowSum(m, n, total, dtype.itemsize, sum_type(dtype).itemsize)
         backend, planned = made(dtype, 1, dense=dense), window_bytes([of, of], 1, tiles=dense.startswith("amx"))
         memory = torch.full((planned + 4096,), 77, dtype=torch.uint8)
-        target = LossTarget(torch.zeros(64, dtype=torch.int32), torch.ones(64, dtype=torch.uint8), 1.0)
-
-        def window(room: Tensor) -> None:
-            backend.begin_windows(total, room)  # noqa: B023
-            backend.window(0, 64)  # noqa: B023
-            for _ in range(2):
-                backend.matmul(x[:64].t(), g[:64], torch.zeros(m, n, dtype=result))  # noqa: B023
-            backend.softmax_xent(torch.ones(64, 3, dtype=dtype), target, None, torch.zeros(1, dtype=F64), None)  # noqa: B023
-            backend.end_windows(complete=False)  # noqa: B023
-
-        window(memory[:planned])
+        out = torch.zeros(m, n, dtype=result)
+        first_window(backend, total, memory[:planned], x, g, out)
         assert bool((memory[planned:] == 77).all())
         assert int((memory[:planned] != 77).sum()) >= (0.9 if dense.startswith("amx") else 0.2) * planned
         with pytest.raises(BackendError, match="plan them with window_bytes"):
-            window(memory[: planned // 2])
+            first_window(backend, total, memory[: planned // 2], x, g, out)
 
 
 def test_products_of_torch_are_refused() -> None:

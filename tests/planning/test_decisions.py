@@ -19,7 +19,7 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.partition.locality.reuse import BOUNDS, Reuse
 from mggcn.partition.rows.partition import RowStats
 from mggcn.partition.statistics import TileStatistics
-from mggcn.planning.op_cost import program_items
+from mggcn.planning.op_work import program_items
 from mggcn.planning.run import RankPlan, RunPlan, plan_ranks, plan_run
 from tests.graphs import make_graph
 from tests.planning.test_pruning import config_of, graph_of

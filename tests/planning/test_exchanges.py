@@ -22,7 +22,8 @@ from mggcn.partition.rows.partition import row_owners
 from mggcn.planning.batch_rows import row_bytes_of
 from mggcn.planning.batches import answer_plan, mean_stack
 from mggcn.planning.exchanges import learned_exchanges, relay_cost, relays, rows_given
-from mggcn.planning.op_cost import batch_cost, epoch_cost, program_items
+from mggcn.planning.op_cost import batch_cost, epoch_cost
+from mggcn.planning.op_work import program_items
 from mggcn.planning.run import RunPlan
 from tests.aggregate.test_history import history
 from tests.feed.test_blocks import MODELS, config_of, graph_of

@@ -26,7 +26,8 @@ from mggcn.model.kinds import norms
 from mggcn.planning.advice import require_pinned
 from mggcn.planning.batches import gather_threads
 from mggcn.planning.cost_text import summed_widths
-from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, first_sums_s, items_by_op
+from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, first_sums_s
+from mggcn.planning.op_work import items_by_op
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.shapes import shape_of
 from tests.train.test_exact import config_of

@@ -16,7 +16,8 @@ from mggcn.blocks.block import WHOLE
 from mggcn.config import Config, ModelConfig, RunConfig
 from mggcn.cost.machine import MESSAGES, Link, Machine, find_machine
 from mggcn.cost.work import KINDS, Sum, Work
-from mggcn.planning.op_cost import epoch_cost, program_items
+from mggcn.planning.op_cost import epoch_cost
+from mggcn.planning.op_work import program_items
 from mggcn.planning.run import RunPlan
 from mggcn.planning.select import Candidate, Choice, choice_dict, choice_lines, choose
 from tests.shapes import shape_of

@@ -328,5 +328,7 @@ def test_scores_that_are_ranked_are_kept(ranks: int) -> None:
     config = config_of(ranks, train={"metric": "roc_auc"})
     assert_the_same_bits(config, graph_of())
     plan, _ = plan_graph(on_disk(resolve(config, graph_of())), graph_of())
-    (kept,) = plan.ranks[0].disk.resident["evaluate"].placements  # type: ignore[union-attr]
+    disk = plan.ranks[0].disk
+    assert disk is not None
+    (kept,) = disk.resident["evaluate"].placements
     assert (kept.spec.name, kept.spec.cols) == ("result", 5)
