@@ -143,6 +143,8 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
     rung, limit = content.get("capacity", "memory"), content.get("limit", 0)
     if config.run.capacity == "auto":
         chosen = chosen.on_rung(rung)
-    plan = plan_run(chosen, shape, stats, strategy, nccl, figures=figures, stack=stack, limit=limit)
+    # Other hosts need not choose alike: what a process takes, and its kernels' work space, are theirs.
+    panel = (content["per_rank"][0].get("disk") or {}).get("panel_columns", 0) if content.get("per_rank") else 0
+    plan = plan_run(chosen, shape, stats, strategy, nccl, figures=figures, stack=stack, limit=limit, panel=panel)
     again = config.run.capacity == "auto" and rung == "recompute"
     return dataclasses.replace(plan, config=config, again=again)

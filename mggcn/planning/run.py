@@ -314,18 +314,22 @@ def plan_run(
     figures: Figures = ASSUMED,
     stack: Stack | None = None,
     limit: int = 0,
+    panel: int = 0,
 ) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
     nccl: what is known of its memory, if it moves the messages. network: the model, by default that of model.kind. figures:
     of this machine's CPU. limit: bytes of a rank, by which a run from disk has more or less in memory at a time, 0 for
-    those of the configuration. Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent
+    those of the configuration; panel: columns of its panels, as wide as messages and so alike on all ranks and machines, 0
+    to choose them. Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent
     program; ConfigError for one whose values cannot lie on disk.
     """
     check_shape(shape)
     stack = stack or stack_of(config, shape)
     limit = limit or config.run.memory_limit
-    ranks = plan_ranks(config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures, stack, limit)
+    ranks = plan_ranks(
+        config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures, stack, limit, panel
+    )
     return RunPlan(
         config=config,
         shape=shape,
@@ -350,13 +354,14 @@ def plan_ranks(
     figures: Figures = ASSUMED,
     stack: Stack | None = None,
     limit: int = 0,
+    panel: int = 0,
 ) -> tuple[RankPlan, ...]:
     """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
     common = RunDecisions.of(config, shape, stats, strategy, network, stack)
     lowering = Lowering(common.values, common.panel_width())
     largest = stats.counts.index(max(stats.counts))
-    limits = Limits(limit)
-    if config.run.capacity == "disk":
+    limits = Limits(limit, panel)
+    if config.run.capacity == "disk" and not panel:
         # All ranks have panels of the same columns: their messages are as wide.
         disk = _plan_rank(common, lowering, largest, nccl, figures, limits).disk
         limits = Limits(limit, 0 if disk is None else disk.panel)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mggcn.assemble.ladder import in_memory
 from mggcn.errors import RunError
 from mggcn.files import read_object, reason
 from mggcn.planning.run import RankPlan
@@ -29,9 +30,13 @@ def partial_prediction(target: Path) -> Iterator[Path]:
     """Yield the folder TARGET.partial, made if it is not there; it is gone once the body is through.
 
     Where the body fails, it stays if it holds a finished stage. The lock ends with this process at the latest.
-    Raises: RunError if another prediction is at work there, or it holds other files, or cannot be made.
+    Raises: RunError if another prediction is at work there, or it holds other files, or cannot be made, or is in memory.
     """
     folder = target.with_name(f"{target.name}.partial")
+    if in_memory(target.absolute().parent):
+        raise RunError(
+            f"rows on disk would lie beside {target}, where files are in memory; choose --out, or TMPDIR, on a disk"
+        )
     try:
         folder.mkdir(exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

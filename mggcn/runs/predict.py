@@ -194,7 +194,9 @@ def predict_worker(
 
     config, recorded, job = read_run(folder)
     # What is only evaluated needs no matrices of training epochs.
-    scratch = config.run.scratch or str(Path(arguments["out"]).parent)
+    beside = str(Path(arguments["out"]).parent)
+    # What goes on where it was killed is beside its file; the folder of a training may be gone.
+    scratch = beside if arguments["partial"] else config.run.scratch or beside
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, prune="off", scratch=scratch))
     graph, layer = open_store(arguments["store"]), arguments["layer"]
     trained_on = GraphShape(**recorded["graph"])

@@ -162,6 +162,12 @@ class PageFile:
         finally:
             self.waited_s += time.perf_counter() - begin
 
+    def settle(self) -> None:
+        """Return when no request is on its way, and forget those that failed: their memory is the caller's again."""
+        for future in [future for ticket in self._pending for future in ticket.futures]:
+            future.exception()
+        self._pending = []
+
     def sync(self) -> None:
         """Return when what was written, and waited for, outlives a power failure. Raises: OSError."""
         os.fdatasync(self._file.fileno())
@@ -340,6 +346,7 @@ def _reserved(folder: Path, nbytes: int, name: str = "") -> io.FileIO:
     file = _named(folder / name, nbytes) if name else _unnamed(folder)
     try:
         reserve(file.fileno(), nbytes)
+        os.ftruncate(file.fileno(), nbytes)  # where nothing can be reserved
     except OSError:
         file.close()
         raise

@@ -160,8 +160,12 @@ class StagedProgram:
     def run(self, runtime: RankRuntime, after: After | None = None) -> None:
         """Implement Staged.run."""
         for number, stage in enumerate(self.stages[self.first :], self.first + 1):
-            with _windows(runtime.backend, stage):
-                self._run(runtime, stage, after)
+            try:
+                with _windows(runtime.backend, stage):
+                    self._run(runtime, stage, after)
+            except BaseException:
+                self._pages.settle()  # the next run has the same memory
+                raise
             if self.finished is not None and number < len(self.stages):
                 self.finished(number)
 

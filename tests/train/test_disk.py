@@ -22,6 +22,7 @@ from mggcn.memory import device
 from mggcn.memory.units import MIB
 from mggcn.model.kinds.dense import Linear
 from mggcn.model.values import PlainKind
+from mggcn.planning import regions
 from mggcn.planning.record import to_dict
 from mggcn.train.pages import PageFile
 from tests.graphs import assert_sent_as_planned, make_graph, on_ranks, pattern
@@ -213,6 +214,22 @@ def test_the_plan_is_rebuilt_from_its_record() -> None:
         plan, _ = plan_graph(config, graph_of(), limit=limit)
         again = plan_recorded(config, json.loads(json.dumps(to_dict(plan))))
         assert [rank.disk for rank in again.ranks] == [rank.disk for rank in plan.ranks]
+
+
+def test_another_host_has_the_same_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a host on which Python takes more memory plans messages of another width than plan.json says."""
+    shape = shape_of(2_400_000, 120_000_000, 100, 47, name="products")
+    config = Config(model=ModelConfig(hidden=(256, 256)), run=RunConfig(ranks=2, transport="threads", threads=1))
+    differ = 0
+    for limit in range(1500 * MIB, 1700 * MIB, 8 * MIB):
+        plan = plan_shape(on_disk(config, limit), shape)
+        with monkeypatch.context() as other:
+            other.setattr(regions, "runtime_bytes", lambda *_: 200 * MIB)
+            anew, again = plan_shape(on_disk(config, limit), shape), plan_recorded(plan.config, to_dict(plan))
+        panels = [one.ranks[0].disk.panel for one in (plan, anew, again) if one.ranks[0].disk is not None]
+        assert panels[0] == panels[2]
+        differ += panels[0] != panels[1]
+    assert differ, "no limit tells the hosts apart"
 
 
 def test_less_memory_means_more_panels_and_smaller_windows() -> None:
