@@ -193,13 +193,15 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
+def temporary_folder(place: Path | None = None, prefix: str = TEMPORARY) -> Iterator[Path]:
     """Make a temporary folder that is removed when the block ends or, if the process is killed, with the next one.
 
-    The lock of the folder around it says that its owner lives. Raises: OSError.
+    place: the folder around it, by default that of the system. prefix: what its name begins with, alike for all that are
+    removed together. The lock of the folder around it says that its owner lives. Raises: OSError.
     """
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+    place = place or Path(tempfile.gettempdir())
+    remove_abandoned(place, prefix)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         with contextlib.suppress(OSError):  # file systems without locks
@@ -213,9 +215,9 @@ def temporary_folder() -> Iterator[Path]:
         os.close(held)
 
 
-def _remove_abandoned(place: Path) -> None:
+def remove_abandoned(place: Path, prefix: str = TEMPORARY) -> None:
     """Remove this user's temporary folders that processes of this machine made and no living one has locked."""
-    for folder in place.glob(f"{TEMPORARY}{'?' * 8}"):
+    for folder in place.glob(f"{glob.escape(prefix)}{'?' * 8}"):
         with contextlib.suppress(OSError, ValueError):
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

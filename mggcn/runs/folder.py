@@ -92,6 +92,12 @@ def looks_like_run(folder: Path) -> bool:
     return any(os.path.lexists(folder / name) for name in FILES[1:])
 
 
+def _may_be_killed(folder: Path) -> bool:
+    """Return whether a folder holds nothing but what a command writes before its run begins."""
+    found = {path.name.lstrip(".").partition(".")[0] for path in folder.iterdir()}
+    return found <= {"config", "plan", "job", "start", "products"}
+
+
 def _named_by_time(name: str) -> Path:
     """Make runs/<name>-<time>, with a number if another run took it in the same second.
 
@@ -245,7 +251,10 @@ def read_run(folder: Path) -> tuple[Config, dict[str, Any], dict[str, Any]]:
         raise RunError(f"there is no run folder {folder}; mggcn train makes one and prints its name")
     refuse_sweep(folder)
     if absent := [name for name in FILES if not os.path.lexists(folder / name)]:
-        raise RunError(f"{folder} is not the folder of a run: it lacks {', '.join(absent)}")
+        killed = "; a command that was killed in set-up leaves one: remove it, and start the run again"
+        raise RunError(
+            f"{folder} is not the folder of a run: it lacks {', '.join(absent)}{killed if _may_be_killed(folder) else ''}"
+        )
     plan = read_record(folder / "plan.json", "graph", "per_rank")
     job = read_record(folder / "job.json", "store", "graph_sha256")
     _check_plan(folder / "plan.json", plan)

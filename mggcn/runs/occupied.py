@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mggcn.comm.launch import remove_stale
 from mggcn.errors import RunError
+from mggcn.files import remove_abandoned
 
 UNFINISHED = (
     *(f".{name}.*tmp" for name in ("config.toml", "*.json", "history.jsonl", "*.safetensors", "rank-*", "sweep.csv")),
@@ -44,6 +45,7 @@ def occupied(folder: Path) -> Iterator[None]:
         except OSError:
             pass
         remove_stale(folder)
+        remove_abandoned(folder)
         for path in (path for pattern in UNFINISHED for path in folder.glob(pattern)):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         yield

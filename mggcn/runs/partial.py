@@ -8,32 +8,69 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, final
 
 from mggcn.assemble.ladder import in_memory
 from mggcn.errors import RunError
-from mggcn.files import read_object, reason
+from mggcn.files import read_object, reason, write_bytes
 from mggcn.planning.run import RankPlan
 from mggcn.version import __version__
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SCORES = "scores.npy"
-OURS = ("pages-*", "stages-*.json", ".stages-*.json*", SCORES, f".{SCORES}.tmp")
+SCORES: Final = "scores.npy"
+WHOLE: Final = "whole.json"
+"""File that says of what the scores are, once they are whole."""
+VALUES: Final = ("pages-*", "stages-*.json", ".stages-*.json*")
+"""What scores are computed from."""
+OURS: Final = (WHOLE, f".{WHOLE}.*", *VALUES, SCORES, f".{SCORES}.tmp")
 """What the folder may hold; anything else is somebody's."""
 
 
-@contextlib.contextmanager
-def partial_prediction(target: Path) -> Iterator[Path]:
-    """Yield the folder TARGET.partial, made if it is not there; it is gone once the body is through.
+@final
+@dataclass(frozen=True, slots=True)
+class PartialPrediction:
+    """A prediction from disk that is not whole yet, in a folder that no other process has."""
 
-    Where the body fails, it stays if it holds a finished stage. The lock ends with this process at the latest.
+    folder: Path
+
+    @property
+    def scores(self) -> Path:
+        """The file of all scores."""
+        return self.folder / SCORES
+
+    def holds(self, identity: str) -> bool:
+        """Return whether the scores are whole and of this identity, as a killed prediction may leave them; others are
+        removed.
+        """
+        try:
+            found = read_object(self.folder / WHOLE).get("identity") == identity and self.scores.exists()
+        except (OSError, ValueError):
+            found = False
+        if not found:
+            _remove(self.folder, WHOLE, SCORES)
+        return found
+
+    def keep(self, identity: str) -> None:
+        """Record that the scores are whole, and remove what they were computed from: the rest needs space, too."""
+        with contextlib.suppress(OSError):  # of a full disk; the last stage is then computed again
+            write_bytes(self.folder / WHOLE, json.dumps({"identity": identity}).encode())
+            _remove(self.folder, *VALUES)
+
+
+@contextlib.contextmanager
+def partial_prediction(target: Path, scratch: str = "") -> Iterator[PartialPrediction]:
+    """Yield the prediction in the folder TARGET.partial, made if it is not there; it is gone once the body is through.
+
+    scratch: the run's, in which it may be although files there are in memory. Where the body fails, it stays if it holds a
+    finished stage. The lock ends with this process at the latest.
     Raises: RunError if another prediction is at work there, or it holds other files, or cannot be made, or is in memory.
     """
-    folder = target.with_name(f"{target.name}.partial")
-    if in_memory(target.absolute().parent):
+    folder, beside = target.with_name(f"{target.name}.partial"), target.absolute().parent
+    if in_memory(beside) and not (scratch and beside.is_relative_to(Path(scratch).absolute())):
         raise RunError(
             f"rows on disk would lie beside {target}, where files are in memory; choose --out, or TMPDIR, on a disk"
         )
@@ -44,27 +81,57 @@ def partial_prediction(target: Path) -> Iterator[Path]:
         raise RunError(f"the folder {folder} cannot be made: {reason(error)}; choose another --out") from error
     try:
         _lock(descriptor, folder)
-        if others := {path.name for path in folder.iterdir()} - {path.name for path in _files(folder)}:
+        if others := _others(folder):
             raise RunError(f"{folder} holds {min(others)}, which no prediction wrote; move it, or choose another --out")
-        for name in (SCORES, f".{SCORES}.tmp"):  # a killed prediction's
-            (folder / name).unlink(missing_ok=True)
+        _remove(folder, f".{SCORES}.tmp")  # a killed prediction's
         try:
-            yield folder
+            yield PartialPrediction(folder)
         except BaseException:
-            if not any(map(_stages, folder.glob("stages-*.json"))):
-                remove_partial(folder)
+            if not (folder / WHOLE).exists() and not any(map(_stages, folder.glob("stages-*.json"))):
+                _remove_all(folder)
             raise
-        remove_partial(folder)
+        _remove_all(folder)
     finally:
         os.close(descriptor)
 
 
-def remove_partial(folder: Path) -> None:
+def discard_partial(target: Path) -> None:
+    """Remove what a killed prediction from disk has left for a file that is whole: it was made in another way."""
+    folder = target.with_name(f"{target.name}.partial")
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _others(folder):
+                _remove_all(folder)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_all(folder: Path) -> None:
     """Remove the folder with what a prediction wrote into it."""
-    for path in _files(folder):
-        path.unlink(missing_ok=True)
+    _remove(folder, *OURS)
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+def _remove(folder: Path, *patterns: str) -> None:
+    for path in _files(folder, *patterns):
+        path.unlink(missing_ok=True)
+
+
+def scores_identity(
+    folder: Path, config: str, graph_sha256: str, weights: str, seed: int | None, *, probabilities: bool
+) -> str:
+    """Return a digest of what the scores of a run depend on: version, settings, graph, and weights by their checkpoint.
+
+    folder: the run's. weights, seed: as of `predict`.
+    """
+    from mggcn.train.checkpoint import newest
+
+    checkpoint = hashlib.sha256(newest(folder / "checkpoints")).hexdigest()
+    parts = [__version__, config, graph_sha256, checkpoint, weights, seed, probabilities]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def identity_of(plan: RankPlan, config: str, graph_sha256: str, state: Mapping[str, Tensor]) -> str:
@@ -87,8 +154,13 @@ def _stages(path: Path) -> int:
         return 0
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for pattern in OURS for path in folder.glob(pattern)]
+def _others(folder: Path) -> set[str]:
+    """Return the names of files that no prediction wrote."""
+    return {path.name for path in folder.iterdir()} - {path.name for path in _files(folder, *OURS)}
+
+
+def _files(folder: Path, *patterns: str) -> list[Path]:
+    return [path for pattern in patterns for path in folder.glob(pattern)]
 
 
 def _lock(descriptor: int, folder: Path) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +20,12 @@ from mggcn.assemble.plan import partition_graph, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import Config
 from mggcn.errors import RunError
-from mggcn.files import reason
+from mggcn.files import reason, remove_abandoned, temporary_folder
 from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.durable import reserve
 from mggcn.graph.ids import ids_of, rows_of
-from mggcn.graph.store import open_store
+from mggcn.graph.store import graph_sha256, open_store
 from mggcn.host import python
 from mggcn.memory.device import scale_dtype
 from mggcn.planning.block_evaluation import ScoringPlan
@@ -36,7 +35,7 @@ from mggcn.runs import score
 from mggcn.runs.folder import known_plan, read_run, require_planned, seed_of_weights
 from mggcn.runs.local import in_processes, on_local_ranks
 from mggcn.runs.occupied import occupied
-from mggcn.runs.partial import SCORES, identity_of, partial_prediction
+from mggcn.runs.partial import SCORES, discard_partial, identity_of, partial_prediction, scores_identity
 from mggcn.runs.prediction_files import (
     MappedScores,
     check_kind,
@@ -103,21 +102,42 @@ def predict(
         score.check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
     ends = None if pairs is None else score.rows_of_pairs(graph, pairs)
     ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
-    rewritten = classes or target.suffix != ".npy"
-    scored = target.with_name(f".{target.name}.{secrets.token_hex(8)}.npy")
     repeat = seed_of_weights(folder, config, seed)
     of_run: tuple[Any, ...] = (folder, config, weights, repeat)
     arguments = {
         "limit": score.limit_of(config),
         "seed": repeat,
         "store": str(source.resolve()),
-        "out": str(scored.resolve()),
         "weights": weights,
         "probabilities": probabilities,
         "layer": layer,
         "partial": "",
     }
-    try:
+    rewritten = classes or target.suffix != ".npy"
+    column = "score" if layer is None else "feature"
+    names = recorded_names(plan.get("class_names"), trained_on.num_classes) if layer is None else ()
+
+    def finish(scored: Path) -> None:
+        if rewritten:
+            write_predictions(scored, target, trained_on.task, classes=classes, ids=ids, name=column, class_names=names)
+        else:
+            scored.replace(target)
+
+    own = layer is None and pairs is None and rows is None and arguments["store"] == job["store"]
+    if own and plan.get("capacity") == "disk":
+        with partial_prediction(target, config.run.scratch) as partial:
+            identity = scores_identity(
+                folder, str(config), graph_sha256(graph), weights, repeat, probabilities=probabilities
+            )
+            if not partial.holds(identity):
+                inside = {"out": str(partial.scores.resolve()), "partial": str(partial.folder.resolve())}
+                _score(config, folder, store, arguments | inside)
+                if rewritten:
+                    partial.keep(identity)
+            finish(partial.scores)
+        remove_abandoned(*_beside(target))
+        return target
+    with _unfinished(target) as scored:
         if ends is not None:
             settings, read, state = score.with_learned(config, graph, *weights_in_place(*of_run))
             scorer = score.scorer_of(settings, read, trained_on, state)
@@ -127,28 +147,31 @@ def predict(
             some = score.scores_by(score.scorer_of(settings, read, trained_on, state, layer), rows)
             _save(scored, probabilities_of(some, trained_on.task) if probabilities else some)
         else:
-            if layer is None and arguments["store"] == job["store"] and plan.get("capacity") == "disk":
-                with partial_prediction(target) as partial:
-                    inside = {"out": str((partial / SCORES).resolve()), "partial": str(partial.resolve())}
-                    _score(config, folder, store, arguments | inside)
-                    (partial / SCORES).replace(scored)
-            else:
-                _score(config, folder, store, arguments)
+            _score(config, folder, store, arguments | {"out": str(scored.resolve())})
             if rows is not None:
                 _save(scored, np.load(scored, mmap_mode="r", allow_pickle=False)[rows])
         if rows is not None:
             ids = ArrayRows(ids_of(graph)[rows])
-        if rewritten:
-            name = "score" if layer is None else "feature"
-            names = recorded_names(plan.get("class_names"), trained_on.num_classes) if layer is None else ()
-            write_predictions(scored, target, trained_on.task, classes=classes, ids=ids, name=name, class_names=names)
-        else:
-            scored.replace(target)
-    finally:
-        # A rank process that a signal ends leaves what it wrote.
-        scored.with_name(f".{scored.name}.tmp").unlink(missing_ok=True)
-        scored.unlink(missing_ok=True)
+        finish(scored)
+    discard_partial(target)
     return target
+
+
+@contextlib.contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """Yield the file of scores from which `target` is made, in a folder of its own beside it.
+
+    What a killed prediction for the same file has left there is removed. Raises: RunError if the folder cannot be made.
+    """
+    with contextlib.ExitStack() as held:
+        with _naming(target):
+            folder = held.enter_context(temporary_folder(*_beside(target)))
+        yield folder / SCORES
+
+
+def _beside(target: Path) -> tuple[Path, str]:
+    """Return the folder of a file, and how the names of folders begin in which it is made."""
+    return target.absolute().parent, f".{target.name}.partial-"
 
 
 def _save(target: Path, scores: npt.NDArray[Any]) -> None:

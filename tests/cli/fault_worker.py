@@ -1,6 +1,7 @@
 """Runs commands of mggcn in forked processes with a fault planted in each: argv is a file of cases as JSON.
 
 Prints a JSON line for each case: exit status as subprocess has it, and what was said on stderr. torch is loaded once.
+A case may be another program instead, such as one that mounts what the next commands fill.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +59,9 @@ def plant(case: dict[str, Any]) -> None:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
+    if "program" in case:
+        done = subprocess.run(case["program"], capture_output=True, text=True, check=False)
+        return {"code": done.returncode, "err": done.stderr}
     reads, writes = os.pipe()  # no file: the size of files may be limited
     pid = os.fork()
     if not pid:
