@@ -78,6 +78,7 @@ class Continued(TypedDict, total=False):
     threads: int
     bind: Literal["auto", "off"]
     memory_limit: int | str
+    capacity: Literal["auto", "memory", "disk"]
     scratch: str
     log: Literal["none", "tensorboard"]
     timeout_s: float
@@ -155,7 +156,6 @@ class Settings(ModelSettings, Parts, Continued, total=False):
     features: Literal["auto", "dense", "sparse"]
     prune: Literal["auto", "off"]
     recompute: Literal["off", "on"]
-    capacity: Literal["auto", "memory", "disk"]
     timeline: bool
 
 

@@ -25,7 +25,7 @@ from mggcn.comm.failure import Interrupted
 from mggcn.config import Config, ModelConfig
 from mggcn.config.files import with_model, with_named
 from mggcn.errors import ConfigError, RunError
-from mggcn.files import temporary_folder
+from mggcn.files import read_bytes, temporary_folder
 from mggcn.graph.csr import Graph
 from mggcn.graph.store import open_store, store_folder
 from mggcn.html import html_table
@@ -280,8 +280,9 @@ class Trainer:
             on_epoch: As of `fit`.
             ranks: Another number of ranks, where the strategy is exact; the results then differ by rounding.
             **schedule: lr, warmup, schedule and its settings (schedule_step, schedule_gamma, schedule_patience) of a new
-                schedule; patience, to go on after an early stop; threads, bind, memory_limit, log and timeout_s,
-                which belong to the machine and change no result.
+                schedule; patience, to go on after an early stop; threads, bind, memory_limit, capacity, scratch, log and
+                timeout_s, which belong to the machine and change no result. For other memory, or another capacity, the run
+                is planned anew.
 
         Returns:
             As `fit`, all epochs of the run.
@@ -290,7 +291,7 @@ class Trainer:
             RunError: Nothing was trained yet.
             ConfigError: Another setting is named, the run has trained as many epochs already, or its strategy depends on
                 the number of ranks.
-            PlanError: The other number of ranks does not fit into memory.
+            PlanError: The other number of ranks does not fit into memory, or the run into memory_limit.
             TrainError: As of `fit`.
             CommError: As of `fit`.
         """
@@ -307,9 +308,11 @@ class Trainer:
             self._refuse_module("other number of ranks than it began with")
             config = with_ranks(config, ranks)
         with occupied(self._folder):
-            if config.run.ranks != self._config.run.ranks:
+            if self._module is None:
+                planned = read_bytes(self._folder / "plan.json")
                 config = regrouped(self._folder, config, self._graph, store_folder(self._graph))
-                self._plan, self._partition = run_folders.known_plan(self._folder, config, self._graph)
+                if read_bytes(self._folder / "plan.json") != planned:
+                    self._plan, self._partition = run_folders.known_plan(self._folder, config, self._graph)
             self._set_config(config)
             run_folders.reopen(self._folder, config)
             if self._module is not None:

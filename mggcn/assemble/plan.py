@@ -378,6 +378,19 @@ def plan_recorded(config: Config, content: Mapping[str, Any]) -> RunPlan:
     return plan_from_dict(config, content, STRATEGIES[config.run.strategy])
 
 
+def plan_again(config: Config, content: Mapping[str, Any], limit: int, space: Space) -> RunPlan:
+    """Plan the run of a run folder on the first rung of run.capacity that fits now, from the statistics and rates that its
+    plan.json records: partition, kernels and bits stay. limit, space: as of `climb`. Raises: as `climb`.
+    """
+    strategy = STRATEGIES[config.run.strategy]
+    shared = {**content, "capacity": "memory", "per_rank": ()}  # neither its rung nor its panels
+
+    def planned(of: Config, most: int) -> RunPlan:
+        return plan_from_dict(of, {**shared, "limit": most}, strategy)
+
+    return climb(config, planned, limit, space)
+
+
 def bind_process(config: Config, rank: int) -> None:
     """Bind this process, which is one rank, to cores of one memory node, with a GPU to those beside it (debug.bind = auto).
 

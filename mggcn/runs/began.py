@@ -13,7 +13,10 @@ from mggcn.graph.csr import Graph
 from mggcn.graph.layout import digest_of, graph_digests
 from mggcn.train.log import read_record, write_json
 
-FREE = ("run.memory_limit", "run.scratch", "run.timeout_s", "debug.bind", "run.log", "run.transport")
+FREE = (
+    *("run.memory_limit", "run.capacity", "run.scratch", "run.timeout_s"),
+    *("debug.bind", "run.log", "run.transport"),
+)
 """Settings that change no result, and may be edited before a run continues on another machine."""
 SHOWN = 4
 """Settings that a refusal names."""

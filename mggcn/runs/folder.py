@@ -41,7 +41,7 @@ SCHEDULE = ("lr", "schedule", "schedule_step", "schedule_gamma", "schedule_patie
 """Settings of [train] that make a schedule."""
 CONTINUABLE = ("epochs", "patience", *SCHEDULE)
 """Settings of [train] with which a run may be continued."""
-MACHINE = ("threads", "bind", "memory_limit", "scratch", "log", "timeout_s")
+MACHINE = ("threads", "bind", "memory_limit", "capacity", "scratch", "log", "timeout_s")
 """Settings of [run] that belong to the machine and change no result: a run that continues may change them."""
 FILES = ("config.toml", "plan.json", "job.json")
 """What every run folder has, also before its first epoch."""

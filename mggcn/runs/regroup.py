@@ -1,18 +1,29 @@
-"""A run that continues on another number of ranks: what ranks share is in its checkpoint, all else is planned again."""
+"""A run that continues on another number of ranks, on another rung of run.capacity, or in other memory: what ranks share is
+in its checkpoint, all else is planned again.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Final
 
 from mggcn.assemble.ladder import space_of
-from mggcn.assemble.plan import check_available, memory_limit, plan_graph, resolve, room_of
+from mggcn.assemble.plan import check_available, memory_limit, plan_again, plan_graph, resolve, room_of
 from mggcn.comm.rank import ranks_here, torchrun_env
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.planning.advice import require_fit
-from mggcn.runs.folder import read_run, require_graph, write_plan
+from mggcn.planning.record import to_dict
+from mggcn.runs.folder import read_run, recorded_plan, require_graph, write_plan
+from mggcn.train.log import write_json
+
+MEMORY: Final = ("capacity", "memory_limit")
+"""Settings of [run] that decide which rung a run takes."""
+KEPT: Final = ("class_names", "choice")
+"""Fields of plan.json that are not the plan's."""
 
 
 def with_ranks(config: Config, ranks: int) -> Config:
@@ -43,17 +54,23 @@ def with_ranks(config: Config, ranks: int) -> Config:
 
 
 def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) -> Config:
-    """Plan the run of a folder for the ranks that `config` names, if it was planned for others; return its configuration.
+    """Plan the run of a folder for the ranks that `config` names, if it was planned for others, or for its run.capacity,
+    memory_limit and scratch; return its configuration.
 
-    The results are those of a run that never stopped, but for rounding: sums are taken in another order. Memory is
-    checked as for a new run. Cost: as planning; nothing if the number is the same.
+    On other ranks the results are those of a run that never stopped, but for rounding: sums are taken in another order. On
+    the same ranks they have the same bits. Memory is checked as for a new run. Cost: as planning; nothing if all is as it
+    was.
     Raises: RunError if the graph has changed; PlanError, ConfigError.
     """
-    _, plan_before, job = read_run(folder)
-    planned, ranks = job["assignment"], config.run.ranks
+    before, plan_before, job = read_run(folder)
+    planned, ranks = job.get("assignment"), config.run.ranks
     # Ranks that have come to several machines share no memory, in which evaluation by blocks keeps rows.
     apart = plan_before.get("evaluate") == "blocks" and ranks_here(ranks) < ranks
-    if not isinstance(planned, dict) or (planned.get("ranks") == ranks and not apart):
+    if not isinstance(planned, dict):
+        return config
+    if planned.get("ranks") == ranks and not apart:
+        if _is_other(before, config, plan_before):
+            _plan_again(folder, config, graph, before, plan_before)
         return config
     require_graph(folder, graph)
     config = resolve(config, graph)
@@ -63,3 +80,27 @@ def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) ->
     require_fit(plan, limit, room_of(config))
     write_plan(folder, plan, partition, store, graph)
     return config
+
+
+def _is_other(before: Config, config: Config, content: Mapping[str, Any]) -> bool:
+    """Return whether settings ask for another plan than was recorded: another rung, more memory or less, another disk."""
+    run, rung = config.run, content.get("capacity", "memory")
+    asked = (*MEMORY, "scratch") if rung == "disk" else MEMORY
+    if any(getattr(run, name) != getattr(before.run, name) for name in asked):
+        return True
+    # config.toml was edited, or a command was killed when it had recorded the one and not yet the other.
+    if run.capacity != "auto" and (run.capacity == "disk") != (rung == "disk"):
+        return True
+    return rung == "disk" and run.memory_limit not in (0, content.get("limit", 0))
+
+
+def _plan_again(folder: Path, config: Config, graph: Graph, before: Config, content: Mapping[str, Any]) -> None:
+    """Plan the run of a folder on the rung that now fits, and record it. Raises: PlanError, ConfigError, RunError."""
+    recorded_plan(folder, before, graph)  # refuses what is damaged, or of another graph
+    # Another disk alone leaves the run in the memory for which it was planned.
+    stays = config.run.capacity != "memory" and not config.run.memory_limit
+    stays = stays and all(getattr(config.run, name) == getattr(before.run, name) for name in MEMORY)
+    limit = (content.get("limit", 0) if stays else 0) or memory_limit(config)
+    plan = plan_again(config, content, limit, space_of(config, folder))
+    require_fit(plan, limit, room_of(config))
+    write_json(folder / "plan.json", to_dict(plan) | {name: content[name] for name in KEPT if name in content})

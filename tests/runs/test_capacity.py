@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
+import mggcn
 from mggcn.assemble import ladder
 from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import Config
@@ -17,7 +20,9 @@ from mggcn.config.files import with_named
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
 from mggcn.runs import train as training
-from mggcn.runs.folder import known_plan, read_run
+from mggcn.runs.folder import FILES, continued, known_plan, read_run, reopen
+from mggcn.runs.regroup import regrouped
+from mggcn.runs.weights import weights_of
 from mggcn.train.checkpoint import read_progress
 from tests.graphs import make_graph
 
@@ -92,6 +97,122 @@ def test_a_resumed_run_keeps_its_rung(graph: Graph, tmp_path: Path) -> None:
         {k: v for k, v in row.items() if k not in timed} for row in rows
     ]
     assert "disk_bytes_read" in found[-1]
+
+
+def stopped(graph: Graph, out: Path, **settings: Any) -> None:
+    """A run of three epochs that was interrupted behind the second."""
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["epoch"] == 2:
+            raise ZeroDivisionError
+
+    run = training.prepare_run(with_named(CONFIG, {"checkpoint_every": 1} | settings), graph, None, out)
+    with pytest.raises(ZeroDivisionError):
+        training.run_training(run, graph, quiet=True, on_epoch=stop)
+
+
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("disk_")} for row in rows]
+
+
+def last_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return weights_of(folder, read_run(folder)[0], "last")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"kind": "gat", "heads": 4, "hidden": (64, 64)},
+        pytest.param({"ranks": 2, "transport": "threads", "strategy": "halo"}, marks=pytest.mark.full),
+        pytest.param({"ranks": 2, "transport": "threads", "strategy": "delayed", "delay": "1"}, marks=pytest.mark.full),
+        pytest.param({"precision": "bf16", "kind": "sage"}, marks=pytest.mark.full),
+    ],
+    ids=["gcn", "gat", "halo", "delayed", "bf16"],
+)
+@pytest.mark.parametrize("from_disk", [False, True], ids=["from memory", "from disk"])
+def test_a_resumed_run_takes_another_rung(graph: Graph, tmp_path: Path, more: dict[str, Any], from_disk: bool) -> None:
+    """Fails if run.capacity or memory_limit are not heeded when a run continues, or the other rung costs a bit."""
+    limit = limit_of(graph, **more)
+    tight = resolve(with_named(CONFIG, more | {"memory_limit": limit}), graph)
+    lower = plan_graph(tight, graph, limit=limit)[0].rung
+    assert lower == ("recompute" if more.get("kind") == "gat" else "disk")
+    _, rows = trained(graph, tmp_path / "whole", **more)
+    began = {"memory_limit": limit} if from_disk else {}
+    stopped(graph, tmp_path / "run", **more, **began)
+    before, content, _ = read_run(tmp_path / "run")
+    assert content["capacity"] == (lower if from_disk else "memory")
+    changes = [
+        ({"memory_limit": 0}, "memory") if from_disk else ({"memory_limit": limit}, lower),
+        ({"capacity": "memory", "memory_limit": 0}, "memory") if from_disk else ({"capacity": "disk"}, "disk"),
+    ]
+    for number, (change, rung) in enumerate(changes):
+        folder = shutil.copytree(tmp_path / "run", tmp_path / f"run-{number}")
+        config = regrouped(folder, continued(folder, before, change), graph, None)
+        reopen(folder, config)
+        assert read_run(folder)[1]["capacity"] == rung
+        training.resume_training(folder, config, graph, quiet=True)
+        found = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        assert untimed(found) == untimed(rows)
+        on_disk = ["disk_bytes_read" in row for row in (found[0], found[-1])]
+        assert on_disk == [content["capacity"] == "disk", rung == "disk"]
+        weights = last_weights(folder)
+        assert all(torch.equal(weights[name], one) for name, one in last_weights(tmp_path / "whole").items())
+
+
+def test_a_rung_that_does_not_fit_is_refused_when_a_run_continues(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a run continues in more memory than it may use or on a disk without the space, or a refusal changes it."""
+    folder = tmp_path / "run"
+    stopped(graph, folder, memory_limit=limit_of(graph))
+    before, files = read_run(folder)[0], [(folder / name).read_bytes() for name in FILES]
+    for change, says in (
+        ({"capacity": "memory"}, r"rank 0 needs .* may be used; "),
+        (
+            {"memory_limit": 1 << 20},
+            r"rank 0 needs .* but only 1.00 MiB may be used; .*with rows on disk .* are needed",
+        ),
+        ({"scratch": str(tmp_path / "nowhere")}, r"run.scratch .*nowhere: No such file .* name a folder that exists"),
+    ):
+        with pytest.raises(PlanError, match=says) as refusal:
+            regrouped(folder, continued(folder, before, change), graph, None)
+        assert "\n" not in str(refusal.value)
+    monkeypatch.setattr(ladder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1 << 20}))
+    with pytest.raises(PlanError, match=r"--set run.scratch=FOLDER on a disk with .* has 1.00 MiB\) would fit"):
+        regrouped(folder, continued(folder, before, {"scratch": str(tmp_path)}), graph, None)
+    assert [(folder / name).read_bytes() for name in FILES] == files
+
+
+def test_a_run_that_nothing_asks_to_move_keeps_its_plan(graph: Graph, tmp_path: Path) -> None:
+    """Fails if a run is planned anew for what it began with, or what differs after a kill is not mended."""
+    folder, limit = tmp_path / "run", limit_of(graph)
+    stopped(graph, folder, memory_limit=limit)
+    config, plan = read_run(folder)[0], (folder / "plan.json").read_bytes()
+    for change in ({}, {"threads": 2}, {"memory_limit": limit}, {"capacity": "auto"}, {"scratch": str(tmp_path)}):
+        assert regrouped(folder, continued(folder, config, change), graph, None).run.memory_limit == limit
+        assert (folder / "plan.json").read_bytes() == plan
+    for change, rung in (({"capacity": "memory", "memory_limit": 0}, "memory"), ({"capacity": "disk"}, "disk")):
+        # Killed when config.toml had changed: as if it were edited.
+        reopen(folder, config := continued(folder, config, change))
+        assert regrouped(folder, config, graph, None) == config
+        assert read_run(folder)[1]["capacity"] == rung
+
+
+def test_python_takes_another_rung(graph: Graph, tmp_path: Path) -> None:
+    """Fails if Trainer.resume keeps the plan that it had, or what it trains is not what it has planned."""
+    settings: dict[str, Any] = {"hidden": (128, 128), "threads": 1, "dropout": 0.3, "seed": 7213}
+    whole = mggcn.Trainer(graph, out=tmp_path / "whole", **settings)
+    rows = whole.fit(epochs=3)
+    trainer = mggcn.Trainer(graph, out=tmp_path / "run", **settings)
+    trainer.fit(epochs=2)
+    found = trainer.resume(epochs=3, capacity="disk")
+    assert untimed(found) == untimed(rows)
+    assert "disk_bytes_read" in found[-1]
+    assert trainer.plan.run.rung == "disk"
+    np.testing.assert_array_equal(trainer.predict(), whole.predict())
+    opened = mggcn.Trainer.from_run(tmp_path / "run", graph)
+    np.testing.assert_array_equal(opened.predict(), whole.predict())
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(
