@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.api.graphs import load
+from mggcn.assemble.ladder import in_memory
 from mggcn.assemble.plan import memory_limit, plan_graph
 from mggcn.config import Config
 from mggcn.config.files import with_named
@@ -135,12 +136,37 @@ def _of_all(run: Trained, wanted: Wanted, other: Graph | None) -> Scores:
             planned = scoring.plan_layer(run.config, run.graph, run.plan.shape, layer, limit)
             return scoring.scores_here(*planned, scoring.weights_in(planned[2], state), layer=layer)
         kept = run.rank if run.config.run.ranks == 1 else None
-        scores = scoring.scores_here(run.config, run.graph, run.plan, run.partition, state, kept)
+        config = run.config if kept is not None else _with_scratch(run, folder)
+        scores = scoring.scores_here(config, run.graph, run.plan, run.partition, state, kept)
         return prediction_files.probabilities_of(scores, run.plan.shape.task) if wanted.probabilities else scores
-    with temporary_folder() as temporary:
+    place = _place(run, folder)
+    with temporary_folder(place) as temporary:
         target = temporary / "scores.npy"
         predicting.predict(folder, target, weights=wanted.weights, probabilities=wanted.probabilities, layer=layer)
         return np.load(require_file(target), allow_pickle=False)  # type: ignore[no-any-return]  # NumPy returns Any
+
+
+def _place(run: Trained, folder: Path) -> Path | None:
+    """Return where rows on disk are to lie: in run.scratch, or the run's folder; None if rows are in memory.
+
+    Raises: RunError if files of the run's folder are in memory.
+    """
+    if not run.plan.on_disk:
+        return None
+    if (scratch := run.config.run.scratch) and Path(scratch).is_dir():  # that of a training may be gone
+        return Path(scratch)
+    if in_memory(folder.absolute()):
+        raise RunError(
+            f"rows on disk would lie in {folder}, where files are in memory; move the run's folder to a disk, or name a "
+            "folder on one: run.scratch in its config.toml"
+        )
+    return folder
+
+
+def _with_scratch(run: Trained, folder: Path) -> Config:
+    """Return the run's settings with the folder in which its rows are to lie. Raises: as `_place`."""
+    place = _place(run, folder)
+    return run.config if place is None else with_named(run.config, {"scratch": str(place)})
 
 
 def _folder(run: Trained) -> Path:

@@ -239,6 +239,8 @@ def predict_worker(
     probabilities = arguments["probabilities"]
     if score.agreed_by_blocks(comm, plan, limit):
         blocks = score.scoring_plan(graph, plan, limit, layer)
+        if comm.rank == 0:
+            score.say_by_blocks(plan, limit)
         write_by_blocks(comm, plan, blocks, chosen, graph, target, probabilities)
         return
     partial = None

@@ -6,6 +6,7 @@ N vertices, C classes.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from mggcn.assemble.rank import Rank
     from mggcn.assemble.vertices import VertexScorer
     from mggcn.comm.base import Communicator
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def check_alike(
@@ -144,6 +147,20 @@ def scored_by_blocks(plan: RunPlan, limit: int) -> bool:
     """
     needed = max(rank.scoring_bytes for rank in plan.ranks)
     return plan.by_blocks or (plan.config.run.device == "cpu" and needed > limit)
+
+
+def say_by_blocks(plan: RunPlan, limit: int) -> None:
+    """Warn that scores are computed by blocks because the way that was planned does not fit; nothing if blocks were."""
+    if plan.by_blocks:
+        return
+    needed, how = max(rank.scoring_bytes for rank in plan.ranks), ", with rows on disk," if plan.on_disk else ""
+    log.warning(
+        "scores of all vertices%s need %s a rank, and %s may be used: they are computed by blocks, layer by layer%s",
+        how,
+        human(needed),
+        human(limit),
+        ", and begin anew if they are interrupted" if plan.on_disk else "",
+    )
 
 
 def agreed_by_blocks(comm: Communicator, plan: RunPlan, limit: int) -> bool:
@@ -274,10 +291,12 @@ def scores_here(
     network is. Cost: set-up of the ranks, and one forward pass. Raises: ConfigError if the weights are those of another
     model; PlanError if neither fits.
     """
-    if (kept is None or plan.by_blocks) and scored_by_blocks(plan, limit := limit_of(config)):
+    if (kept is None or plan.by_blocks) and scored_by_blocks(plan, free := limit_of(config)):
         returned = graph.num_vertices * plan.shape.num_classes * np.dtype(scale_dtype(config.run.precision)).itemsize
-        limit -= -(-returned // config.run.ranks)  # of all ranks, which are threads here
-        return _by_blocks_here(plan, scoring_plan(graph, plan, limit, layer), graph, state)
+        limit = free - -(-returned // config.run.ranks)  # of all ranks, which are threads here
+        blocks = scoring_plan(graph, plan, limit, layer)
+        say_by_blocks(plan, free)
+        return _by_blocks_here(plan, blocks, graph, state)
 
     shape, real = (graph.num_vertices, plan.shape.num_classes), scale_dtype(config.run.precision)
     whole: npt.NDArray[np.floating] = np.empty(shape, real)

@@ -19,6 +19,7 @@ from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
 from mggcn.graph.generate import community
 from mggcn.graph.store import open_store, write_store
+from mggcn.memory.units import human
 from mggcn.planning.shape import graph_shape
 from mggcn.runs import score as scoring
 from mggcn.runs.folder import known_plan, read_run
@@ -152,8 +153,11 @@ def test_the_runs_own_graph_on_a_smaller_machine(
     by_blocks: list[int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Fails if a run that was trained where there was more memory is not scored by blocks where there is less."""
+    """Fails if a run that was trained where there was more memory is not scored by blocks where there is less, or nothing
+    says so.
+    """
     run = tmp_path / "run"
     options = ["--threads", "1", "--epochs", "2", "--set", "model.hidden=8", "--quiet"]
     assert run_main("train", stores[1], "--out", run, *options) == 0
@@ -162,7 +166,15 @@ def test_the_runs_own_graph_on_a_smaller_machine(
     limit = between(read_run(run)[0], (graphs[1], graphs[1]))
     by_blocks.clear()
     monkeypatch.setattr(scoring, "memory_limit", lambda config: limit)
+    assert not caplog.messages
     assert run_main("predict", run) == 0
+    (said,) = caplog.messages
+    config = with_named(read_run(run)[0], {"prune": "off"})  # no training epochs
+    need = max(rank.scoring_bytes for rank in known_plan(run, config, graphs[1])[0].ranks)
+    assert said == (
+        f"scores of all vertices need {human(need)} a rank, and {human(limit)} may be used: they are computed by blocks, "
+        "layer by layer"
+    )
     assert_near(np.load(run / "scores.npy"), whole)
     assert_near(mggcn.Trainer.from_run(run).predict(), whole)
     assert by_blocks == [LARGE] * 2

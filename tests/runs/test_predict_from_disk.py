@@ -14,14 +14,21 @@ import numpy as np
 import pytest
 import torch
 
+import mggcn
+from mggcn.api import scoring as api
 from mggcn.assemble.plan import plan_graph
 from mggcn.config.files import with_named
 from mggcn.errors import RunError
+from mggcn.graph.store import open_store
+from mggcn.memory.units import human
 from mggcn.planning import disk as planning
 from mggcn.runs import predict as predicting
 from mggcn.runs import prediction_files
+from mggcn.runs import score as scoring
+from mggcn.runs.folder import known_plan, read_run
 from mggcn.runs.partial import identity_of, partial_prediction
 from mggcn.runs.predict import predict
+from mggcn.train.pages import PageFile
 from mggcn.train.trainer import RankTrainer
 from tests.runs.small import config_of, store_of, trained
 
@@ -215,3 +222,62 @@ def test_what_a_page_file_depends_on(tmp_path: Path) -> None:
     ]
     assert len(set(ways)) == len(ways)
     assert identity_of(plan_graph(config, graph)[0].ranks[0], "a", "b", state) == ways[0]
+
+
+def test_less_memory_than_planned_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fails if scores are computed in another way than was planned, which begins anew after a kill, and nothing says so."""
+    memory, disk = pair_of_runs(tmp_path, 1)
+    whole = np.load(predict(memory, tmp_path / "m.npy"))
+    assert not caplog.messages
+    config = with_named(read_run(disk)[0], {"prune": "off"})
+    need = known_plan(disk, config, open_store(tmp_path / "store"))[0].largest.scoring_bytes
+    monkeypatch.setattr(scoring, "limit_of", lambda config: need - 1)
+    found = np.load(predict(disk, tmp_path / "d.npy"))
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"scores of all vertices, with rows on disk, need {human(need)} a rank, and {human(need - 1)} "
+    )
+    assert said.endswith(
+        "may be used: they are computed by blocks, layer by layer, and begin anew if they are interrupted"
+    )
+    assert not list(tmp_path.glob("*d.npy.*"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "transport"), [(1, "single"), (2, "threads"), pytest.param(2, "gloo", marks=pytest.mark.full)]
+)
+def test_python_has_rows_where_the_run_has_them(
+    ranks: int, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if rows on disk lie in the system's temporary folder, which may be in memory, or anything is left behind."""
+    graph = store_of(tmp_path)
+    config = with_named(config_of(ranks), {"capacity": "disk", "transport": transport})
+    run = trained(graph, config, tmp_path / "run")
+    whole = np.load(predict(run, tmp_path / "p.npy"))
+    places, opened = list[Path](), PageFile.__init__
+
+    def watched(self: PageFile, folder: Path, *rest: Any) -> None:
+        places.append(folder)
+        opened(self, folder, *rest)
+
+    monkeypatch.setattr(PageFile, "__init__", watched)
+    before = set(run.iterdir())
+    np.testing.assert_array_equal(mggcn.Trainer.from_run(run).predict(), whole)
+    assert set(run.iterdir()) == before
+    if transport != "gloo":
+        assert set(places) == {run}
+    monkeypatch.setattr(api, "in_memory", lambda folder: folder == run)
+    with pytest.raises(RunError, match=r"rows on disk would lie in .*run, where files are in memory; .*run.scratch"):
+        mggcn.Trainer.from_run(run).predict()
+    (tmp_path / "fast").mkdir()
+    (run / "config.toml").write_text(
+        (run / "config.toml").read_text().replace('scratch = ""', f'scratch = "{tmp_path / "fast"}"')
+    )
+    places.clear()
+    np.testing.assert_array_equal(mggcn.Trainer.from_run(run).predict(), whole)
+    if transport != "gloo":
+        assert set(places) == {tmp_path / "fast"}
+    assert not list((tmp_path / "fast").iterdir())
