@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ NAMES: Final = {
     "recompute": "products made again (run.recompute=on)",
     "disk": "rows on disk",
 }
+SLOW: Final = 10.0
+"""Times as long as in memory that epochs from disk may take before a run says so."""
 
 
 def rung_lines(plan: RunPlan, machine: Machine) -> list[str]:
@@ -47,6 +50,24 @@ def rung_lines(plan: RunPlan, machine: Machine) -> list[str]:
         f"everything in memory needs {', '.join(needs)}, {human(ladder.limit)} may be used: {taken}"
         + (f" ({in_memory} in memory)" if in_memory != "-" else "")
     ]
+
+
+def long_run_lines(plan: RunPlan, machine: Machine) -> list[str]:
+    """Return a line of advice where run.capacity auto has rows on disk instead of a refusal, and epochs are predicted to
+    take SLOW times as long as in memory or more, or from rates of the disk that are assumed; else none.
+    """
+    if not plan.on_disk or plan.ladder is None or not plan.ladder.passed:
+        return []
+    times, scratch = 0.0, plan.config.run.scratch
+    with suppress(MggcnError):  # a machine without the rates of a precision
+        times = epoch_cost(plan, machine).step_s / epoch_cost(plan.ladder.passed[0], machine).step_s
+    said = [f"an epoch from disk takes some {times:,.0f} times as long as in memory would"] if times >= SLOW else []
+    todo = ["more memory or fewer columns (model.hidden) make it shorter"] if said else []
+    if machine.disk is None:
+        said.append("the disk's rates are assumed")
+        todo.insert(0, f"mggcn tune{f' --scratch {shlex.quote(scratch)}' if scratch else ''} measures them")
+    todo.append("--set run.capacity=memory refuses such a run")
+    return [f"{', and '.join(said)}: {'; '.join(todo)}"] if said else []
 
 
 def _epoch_s(plan: RunPlan, machine: Machine) -> str:

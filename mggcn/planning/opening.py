@@ -14,7 +14,7 @@ from mggcn.memory.device import launching
 from mggcn.memory.units import human
 from mggcn.planning.block_evaluation import EVALUATED_FANOUT
 from mggcn.planning.cost_text import memory_alone, seconds_text
-from mggcn.planning.disk_text import rung_lines
+from mggcn.planning.disk_text import long_run_lines, rung_lines
 from mggcn.planning.op_cost import epoch_cost, first_sums_s
 from mggcn.planning.run import RunPlan
 from mggcn.planning.text import subject
@@ -55,7 +55,7 @@ def opening_lines(
     peak = f"predicted peak {human(plan.largest.total_bytes)} of {human(limit)} per rank"
     with suppress(MggcnError):  # without rates no seconds are predicted, as the last line says
         lines += memory_alone(plan, machine, in_float32 or machine)
-    lines += rung_lines(plan, machine)
+    lines += [*rung_lines(plan, machine), *long_run_lines(plan, machine)]
     return [*lines, f"{peak}; {_duration(plan, machine, done)}"]
 
 

@@ -17,11 +17,14 @@ from mggcn.config.files import with_named
 from mggcn.cost.machine import find_machine
 from mggcn.errors import PlanError
 from mggcn.memory.device import ANY
+from mggcn.memory.pages import DiskRates
 from mggcn.memory.units import human
+from mggcn.planning import disk_text
 from mggcn.planning.advice import advice, fits, require_fit
 from mggcn.planning.disk import DiskPlan
-from mggcn.planning.disk_text import disk_dict, disk_lines, rung_lines, stage_lines
+from mggcn.planning.disk_text import disk_dict, disk_lines, long_run_lines, rung_lines, stage_lines
 from mggcn.planning.op_cost import disk_cost, epoch_cost
+from mggcn.planning.opening import opening_lines
 from mggcn.planning.record import to_dict
 from mggcn.planning.run import RunPlan, Space
 from mggcn.planning.text import verdict
@@ -99,6 +102,38 @@ def test_what_a_machine_has_no_rates_for_is_said_without_seconds(whole: RunPlan)
     (line,) = rung_lines(plan, machine)
     assert line.startswith("everything in memory needs ")
     assert line.endswith(" moved an epoch")
+
+
+def test_a_run_that_disks_make_long_says_so(whole: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if auto turns a refusal into a run of many times the seconds, or of seconds that are assumed, in silence."""
+    plan = planned(whole.largest.total_bytes - 1)
+    fast, slow = DiskRates(1e12, 1e12, 1e12), DiskRates(1e6, 1e6, 1e6)
+    measured = [dataclasses.replace(MACHINE, disk=rates) for rates in (fast, slow)]
+    assert long_run_lines(plan, measured[0]) == []
+    times = epoch_cost(plan, measured[1]).step_s / epoch_cost(whole, measured[1]).step_s
+    advice = "more memory or fewer columns (model.hidden) make it shorter; --set run.capacity=memory refuses such a run"
+    assert long_run_lines(plan, measured[1]) == [
+        f"an epoch from disk takes some {times:,.0f} times as long as in memory would: {advice}"
+    ]
+    assert MACHINE.disk is None
+    (line,) = long_run_lines(plan, MACHINE)
+    assert (
+        " times as long as in memory would, and the disk's rates are assumed: mggcn tune measures them; more " in line
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_text, "SLOW", 1e9)
+        assert long_run_lines(plan, MACHINE) == [
+            "the disk's rates are assumed: mggcn tune measures them; --set run.capacity=memory refuses such a run"
+        ]
+    there = dataclasses.replace(plan, config=config_of(scratch="/a b"))
+    assert ": mggcn tune --scratch '/a b' measures them; " in long_run_lines(there, MACHINE)[0]
+    for other in (
+        whole,
+        planned(whole.largest.total_bytes, capacity="disk"),
+        plan_recorded(plan.config, to_dict(plan)),
+    ):
+        assert long_run_lines(other, MACHINE) == []
+    assert long_run_lines(plan, MACHINE)[0] in opening_lines(plan, MACHINE, plan.limit)
 
 
 def test_products_are_made_again_before_rows_go_to_disk() -> None:
