@@ -7,6 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.host import compiles_modules, mapped_bytes, process_bytes, user_cache
+from mggcn.host import again_and_again, compiles_modules, mapped_bytes, process_bytes, user_cache
 from tests.cli.runs import run_main
 
 
@@ -102,6 +103,55 @@ def test_a_peak_is_remembered_when_files_are_read_after_it(tmp_path: Path) -> No
     assert peak > size
     assert process_bytes("VmHWM") - mapped_bytes() < peak - size // 2
     assert backend.peak_bytes() == peak
+
+
+COME_AND_GO = """
+import mmap, sys, time
+import numpy as np
+from mggcn.host import PeakMemory, again_and_again, mapped_bytes, process_bytes
+
+size, memory = int(sys.argv[2]), PeakMemory()
+with open(sys.argv[1], "rb") as file:
+    pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+before = memory.look()
+with again_and_again(memory.glance, 0.002):
+    for _ in range(4):
+        assert not any(pages[::mmap.PAGESIZE])
+        time.sleep(0.02)
+        pages.madvise(mmap.MADV_DONTNEED)  # as the system takes them back
+print(process_bytes("VmHWM") - mapped_bytes() - before, memory.look() - before)
+with again_and_again(memory.glance, 0.002):
+    held = np.ones(size // 16)
+    time.sleep(0.02)
+    del held
+print(memory.look() - before)
+"""
+
+
+def test_pages_that_came_and_went_are_no_peak(tmp_path: Path) -> None:
+    """Fails if pages of a file that were resident at the peak, and are no more, count as memory of the process, or memory
+    that it held below that peak does not.
+    """
+    size, others = 128 << 20, 16 << 20
+    with (tmp_path / "edges").open("wb") as file:
+        file.truncate(size)
+    command = [sys.executable, "-c", COME_AND_GO, str(tmp_path / "edges"), str(size)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    highest, without, held = map(int, told)
+    assert highest > size - others
+    assert without < others
+    assert size // 2 - others < held < size // 2 + others
+
+
+def test_what_is_repeated_ends_with_its_block() -> None:
+    """Fails if a thread outlives what it watches, or never runs."""
+    calls = list[int]()
+    with again_and_again(lambda: calls.append(0), 0.001):
+        time.sleep(0.05)
+    count = len(calls)
+    assert count > 2
+    time.sleep(0.01)
+    assert len(calls) == count
 
 
 KEEPS = """

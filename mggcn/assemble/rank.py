@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +75,7 @@ from mggcn.train.pages import PageFile, mapped_arrays
 from mggcn.train.partial import Partial
 from mggcn.train.ranking import RankingScores
 from mggcn.train.runtime import DTYPES, BoundProgram, RankRuntime, Staged, Weights, bind, state_views
-from mggcn.train.staged import page_file, stage_programs, write_features
+from mggcn.train.staged import page_file, stage_programs, watched, write_features
 from mggcn.train.targets import StepTargets, make_target, unweighted
 from mggcn.train.threads import Cores, ThreadChoice
 from mggcn.train.timeline import Timeline, Unwatched, Watch
@@ -170,9 +171,10 @@ def make_rank(
     counted, inputs = context.comm, _read_inputs(context)
     inputs, learned = _learned_rows(context, inputs)
     # The arena comes last: a plan counts the larger of set-up and epochs, not both (RankPlan.total_bytes).
-    aggregations = _build_aggregations(context)
-    release_freed()
-    runtime = _allocate_runtime(context, inputs, aggregations, learned, partial)
+    with nullcontext() if rank_plan.disk is None else watched(backend):
+        aggregations = _build_aggregations(context)
+        release_freed()
+        runtime = _allocate_runtime(context, inputs, aggregations, learned, partial)
     # A X, once, where X was.
     if rank_plan.setup and not (partial is not None and partial.has_inputs):
         runtime.run(runtime.programs["setup"])

@@ -322,7 +322,8 @@ class KernelBackend(Protocol):
 
     def peak_bytes(self) -> int:
         """Return the peak memory of this process on the device, in bytes; on a CPU without pages of files, libraries among
-        them, which the system takes back as it needs. As exact as its looks are many: each subtracts what is mapped then.
+        them, which the system takes back as it needs. As exact as its looks are many: each that finds a higher peak of all
+        pages subtracts what is mapped then. Runs from disk, whose edges are mapped, look every 20 ms.
         """
         ...
 

@@ -23,6 +23,7 @@ from mggcn.backend.base import KernelBackend
 from mggcn.backend.window import WindowedBackend
 from mggcn.blocks.block import OWNED, Block, RowSet
 from mggcn.feed.features import FeatureReader
+from mggcn.host import again_and_again
 from mggcn.memory.arena import BufferSpec, Placement
 from mggcn.memory.pages import WINDOW_ROWS
 from mggcn.model.disk import RESULT, X
@@ -159,6 +160,10 @@ class StagedProgram:
 
     def run(self, runtime: RankRuntime, after: After | None = None) -> None:
         """Implement Staged.run."""
+        with watched(runtime.backend):
+            self._run_stages(runtime, after)
+
+    def _run_stages(self, runtime: RankRuntime, after: After | None) -> None:
         for number, stage in enumerate(self.stages[self.first :], self.first + 1):
             try:
                 with _windows(runtime.backend, stage):
@@ -214,6 +219,11 @@ class StagedProgram:
     def _wait(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             self._pages.wait(ticket)
+
+
+def watched(backend: KernelBackend) -> AbstractContextManager[None]:
+    """Return a context in which pages of mapped edges, which come and go, are told from the peak of the process."""
+    return again_and_again(_windowed(backend).glance_at_memory)
 
 
 def _windowed(backend: KernelBackend) -> WindowedBackend:

@@ -39,7 +39,7 @@ from mggcn.backend.spmm_choice import NO_CHOICES, Choices
 from mggcn.backend.team import Team
 from mggcn.backend.window import Window
 from mggcn.errors import BackendError
-from mggcn.host import mapped_bytes, process_bytes
+from mggcn.host import PeakMemory
 
 PARTIALS = 64
 """Row chunks whose column sums are added in order (cpu/common.h)."""
@@ -70,7 +70,7 @@ class CpuBackend:
         self._isa = isa or native.isa()
         self._workspace = Workspace()
         self.windows: Windows = Windows()
-        self._peak = 0
+        self._memory = PeakMemory()
         self.sparse_products: CpuSpmm = CpuSpmm(dtype, self.team, self._isa, figures, self._workspace, choices)
         self._spmm: Spmm = self.sparse_products if wrap_spmm is None else wrap_spmm(self.sparse_products)
         usable = (isa,) if isa else dense_kernels()
@@ -282,10 +282,10 @@ class CpuBackend:
         return
 
     def peak_bytes(self) -> int:
-        # Pages of files that are resident now need not have been at the peak, such as features that a run read later:
-        # what an earlier look has found still counts.
-        self._peak = max(self._peak, process_bytes("VmHWM") - mapped_bytes())
-        return self._peak
+        return self._memory.look()
+
+    def glance_at_memory(self) -> None:
+        self._memory.glance()
 
     @property
     def edges(self) -> CpuEdges:
