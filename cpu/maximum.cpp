@@ -11,6 +11,7 @@
 // maximum_combine: the same of whole rows with their winners, one for each of `index`.
 // maximum_grad: out[u, :] (+)= g[v, :] of the edges u -> v where winners[v, :] is u; rows T [N, 2 D] are [g | winners].
 //               Parallel edges, which lie side by side, count once.
+#include <algorithm>
 #include <limits>
 
 #include "edges.h"
@@ -73,10 +74,24 @@ MGGCN_INLINE void take(X x, I id, X& held, I& winner) {
   winner = taken ? id : winner;
 }
 
+// Edges of a row whose columns are read tile by tile while the rows of as many edges behind them are fetched.
+constexpr int64_t kBlock = 16;
+
+// Fetches rows of `cols` columns: those of the edges up to `last`, as far as there are any, that were not fetched
+// before.
+template <class T>
+MGGCN_INLINE void fetch(const Maximum<T>& a, int64_t& fetched, int64_t last, int64_t cols) {
+  for (const int64_t end = std::min(last, a.indptr[a.num_rows]); fetched < end; ++fetched) {
+    const T* x = a.rows + a.indices[fetched] * a.ld;
+    for (int64_t c = 0; c < cols; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(x + c);
+  }
+}
+
 template <class T>
 struct MaximumRow {
   const Maximum<T>& a;
   int64_t row, begin, end;
+  bool fresh, last;  // whether nothing, or no more, is there of this row
   const T* message;  // one row with winners of its own, or null
 
   template <class L, int K>
@@ -86,8 +101,8 @@ struct MaximumRow {
     T *out = a.out + row * a.ld_out + column, *winners = a.winners + row * a.ld_winners + column;
 #pragma GCC unroll 8
     for (int i = 0; i < K; ++i) {
-      held[i] = a.fresh ? L::fill(-std::numeric_limits<T>::infinity()) : L::load(out + i * L::width);
-      winner[i] = a.fresh ? Ids<L>::spread(kNobody<T>) : Ids<L>::load(winners + i * L::width);
+      held[i] = fresh ? L::fill(-std::numeric_limits<T>::infinity()) : L::load(out + i * L::width);
+      winner[i] = fresh ? Ids<L>::spread(kNobody<T>) : Ids<L>::load(winners + i * L::width);
     }
     for (int64_t k = begin; k < end; ++k) {
       const T* x = a.rows + a.indices[k] * a.ld;
@@ -104,11 +119,29 @@ struct MaximumRow {
 #pragma GCC unroll 8
     for (int i = 0; i < K; ++i) {
       const auto nobody = winner[i] == kNobody<T>;
-      L::store(out + i * L::width, a.last && !message ? nobody ? typename L::type{} : held[i] : held[i]);
+      L::store(out + i * L::width, last && !message ? nobody ? typename L::type{} : held[i] : held[i]);
       Ids<L>::store(winners + i * L::width, winner[i]);
     }
   }
 };
+
+template <int N>
+struct Words {
+  typedef int64_t type __attribute__((vector_size(N)));
+};
+
+// Whether any lane of a comparison holds.
+template <class F>
+MGGCN_INLINE bool any_of(F flags) {
+  if constexpr (sizeof(F) <= 8) {
+    return flags != 0;
+  } else {
+    const auto words = (typename Words<sizeof(F)>::type)flags;
+    int64_t found = 0;
+    for (size_t i = 0; i < sizeof(F) / 8; ++i) found |= words[i];
+    return found != 0;
+  }
+}
 
 template <class T>
 struct GradientRow {
@@ -125,36 +158,58 @@ struct GradientRow {
     for (int64_t k = a.indptr[row]; k < a.indptr[row + 1]; ++k) {
       if (k > a.indptr[row] && a.indices[k] == a.indices[k - 1]) continue;
       const T* x = a.rows + a.indices[k] * a.ld + column;
+      decltype(Ids<L>::load(x) == mine) won[K], any = {};
 #pragma GCC unroll 8
-      for (int i = 0; i < K; ++i) {
-        const auto won = Ids<L>::load(x + a.cols + i * L::width) == mine;
-        const typename L::type g = L::load(x + i * L::width);
-        sum[i] += won ? g : typename L::type{};
-      }
+      for (int i = 0; i < K; ++i) any |= won[i] = Ids<L>::load(x + a.cols + i * L::width) == mine;
+      if (!any_of(any)) continue;  // g is not read then, most often where rows are long
+#pragma GCC unroll 8
+      for (int i = 0; i < K; ++i) sum[i] += won[i] ? L::load(x + i * L::width) : typename L::type{};
     }
 #pragma GCC unroll 8
     for (int i = 0; i < K; ++i) L::store(out + i * L::width, sum[i]);
   }
 };
 
+// Calls block(row, begin, end, first, last) for blocks of the edges of each row of a chunk, once for a row without any
+// if `all`, and fetches the rows of the next block's.
+template <class T, class Call>
+MGGCN_INLINE void for_blocks(const Maximum<T>& a, int64_t chunk, int64_t cols, bool all, const Call& block) {
+  int64_t fetched = a.indptr[a.chunks[chunk]];
+  for (int64_t v = a.chunks[chunk]; v < a.chunks[chunk + 1]; ++v) {
+    const int64_t begin = a.indptr[v], end = a.indptr[v + 1];
+    if (begin == end && !all) continue;
+    int64_t k = begin;
+    do {
+      const int64_t next = std::min(k + kBlock, end);
+      fetch(a, fetched, next + kBlock, cols);
+      block(v, k, next, k == begin, next == end);
+      k = next;
+    } while (k < end);
+  }
+}
+
 template <class T>
 void maximum(const Maximum<T>& a) {
   if (!a.indptr) {
 #pragma omp parallel for num_threads(a.threads)
-    for (int64_t v = 0; v < a.num_rows; ++v) for_tiles<T>(a.cols, MaximumRow<T>{a, v, 0, 0, nullptr});
+    for (int64_t v = 0; v < a.num_rows; ++v)
+      for_tiles<T>(a.cols, MaximumRow<T>{a, v, 0, 0, a.fresh != 0, a.last != 0, nullptr});
     return;
   }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
   for (int64_t c = 0; c < a.num_chunks; ++c)
-    for (int64_t v = a.chunks[c]; v < a.chunks[c + 1]; ++v)
-      if (a.fresh || a.last || a.indptr[v] < a.indptr[v + 1])
-        for_tiles<T>(a.cols, MaximumRow<T>{a, v, a.indptr[v], a.indptr[v + 1], nullptr});
+    for_blocks(a, c, a.cols + 1, a.fresh || a.last, [&](int64_t v, int64_t k, int64_t end, bool first, bool last) {
+      for_tiles<T>(a.cols, MaximumRow<T>{a, v, k, end, first && a.fresh, last && a.last, nullptr});
+    });
 }
 
 template <class T>
 void combine(const Maximum<T>& a) {
 #pragma omp parallel for num_threads(a.threads)
-  for (int64_t i = 0; i < a.num_rows; ++i) for_tiles<T>(a.cols, MaximumRow<T>{a, a.index[i], 0, 0, a.rows + i * a.ld});
+  for (int64_t i = 0; i < a.num_rows; ++i) {
+    const T* message = a.rows + i * a.ld;
+    for_tiles<T>(a.cols, MaximumRow<T>{a, a.index[i], 0, 0, a.fresh != 0, a.last != 0, message});
+  }
 }
 
 template <class T>

@@ -75,6 +75,17 @@ def test_maximum(backend: KernelBackend, case: Case, order: str, ties: bool) -> 
     check_maximum(backend, case.adj.toarray() != 0, 37, order, ties=ties)
 
 
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("order", ["whole", "backwards"])
+def test_maximum_of_blocks_of_edges(backend: KernelBackend, order: str, ties: bool) -> None:
+    """Fails if a row's edges that are read block by block are not all compared, at the ends of blocks as well."""
+    degrees = [0, 1, 15, 16, 17, 0, 31, 32, 33, 50, 0]
+    pattern = np.zeros((len(degrees), 50), bool)
+    for row, degree in enumerate(degrees):
+        pattern[row, np.random.default_rng(row).permutation(50)[:degree]] = True
+    check_maximum(backend, pattern, 37, order, ties=ties)
+
+
 def check_maximum(backend: KernelBackend, pattern: np.ndarray, cols: int, order: str, *, ties: bool) -> None:
     """Compare the maximum and its gradient with the dense formula. pattern (V, N)."""
     rng = np.random.default_rng(5)
