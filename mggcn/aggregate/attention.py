@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mggcn.aggregate.edge_op import Columns, EdgeOp, Share, Target
+from mggcn.aggregate.edge_op import Arithmetic, Columns, EdgeOp, Share, Target
 from mggcn.aggregate.maximum import GradientRows, PairedRows
 from mggcn.backend.base import Dropout, KernelBackend, Sparse
 from mggcn.backend.neighbours import Heads
@@ -78,6 +78,11 @@ class AttentionSpec:
             raise PlanError("attention runs as a node of a model, which binds it to weights and a clock")
         dropout = Dropout(self.dropout, self.bound.clock, self.site) if self.dropout else None
         return Heads(self.heads, self.width // self.heads, SLOPE, self.bound.a, dropout, ids, self.first, self.counted)
+
+    def arithmetic(self, of: str = "") -> Arithmetic:
+        """Return what a kernel computes along an edge; of: "sources" or "destinations" of the gradient, "" forwards."""
+        names = ("gatv2" if self.dynamic else "gat", *filter(None, (of,)))
+        return Arithmetic("_".join(names), self.heads, self.width)
 
     def of(self, heads: range) -> AttentionSpec:
         """Return the attention of some of the heads."""
@@ -144,6 +149,9 @@ class Attention(EdgeOp):
         partial = self.spec.width + 2 * self.spec.heads
         return Columns(self.spec.forwards, partial, partial)
 
+    def arithmetic(self, cols: int) -> Arithmetic:
+        return self.spec.arithmetic()
+
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return (BufferSpec(f"{name}.state", rows, 2 * self.spec.heads, dtype, "kept"),)
 
@@ -192,6 +200,9 @@ class AttentionSources(EdgeOp):
     def columns(self, cols: int) -> Columns:
         return Columns(self.spec.backwards, self.spec.travels, self.spec.width + self.spec.heads)
 
+    def arithmetic(self, cols: int) -> Arithmetic:
+        return self.spec.arithmetic("sources")
+
     @property
     def by_head(self) -> AttentionHeads:
         forwards, _, backwards = self.spec.fields
@@ -235,6 +246,9 @@ class AttentionDestinations(EdgeOp):
 
     def columns(self, cols: int) -> Columns:
         return Columns(self.spec.forwards, self.spec.scored, 0)
+
+    def arithmetic(self, cols: int) -> Arithmetic:
+        return self.spec.arithmetic("destinations")
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return (BufferSpec(f"{name}.weights", rows, self.spec.width, dtype, "kept"),) if self.spec.dynamic else ()

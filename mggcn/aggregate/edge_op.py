@@ -43,6 +43,22 @@ class Columns(NamedTuple):
         return Multiply(rows, columns, nnz, self.operand, reuse, result=self.result)
 
 
+EDGE_KERNELS: Final = (
+    *("gat", "gat_sources", "gat_destinations"),
+    *("gatv2", "gatv2_sources", "gatv2_destinations"),
+    *("maximum", "maximum_grad"),
+)
+"""Kernels that compute more along an edge than its row's bytes take, by the names under which machines' files time them."""
+
+
+class Arithmetic(NamedTuple):
+    """What a kernel computes along an edge: `kernel`, of EDGE_KERNELS, on so many heads and columns of float32."""
+
+    kernel: str
+    heads: float
+    columns: float
+
+
 class Share(NamedTuple):
     """An op for some of its heads, and which columns of whole rows it has: of each tensor ranges, one after the other.
 
@@ -153,6 +169,10 @@ class EdgeOp(Protocol):
     def columns(self, cols: int) -> Columns:
         """Return how many columns each kind of row has for a result of width `cols`. No count falls as `cols` grows."""
         ...
+
+    def arithmetic(self, cols: int) -> Arithmetic | None:
+        """Return what the op computes along an edge for a result of width `cols`; None: less than its row takes to read."""
+        return None
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         """Return the buffers that the op writes for its adjoint, one row per row of the result.

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mggcn.aggregate.edge_op import Columns, EdgeOp, Target
+from mggcn.aggregate.edge_op import Arithmetic, Columns, EdgeOp, Target
 from mggcn.backend.base import KernelBackend, Sparse
 from mggcn.errors import PlanError
 from mggcn.memory.arena import BufferSpec
@@ -37,6 +37,9 @@ class Maximum(EdgeOp):
 
     def columns(self, cols: int) -> Columns:
         return Columns(cols + 1, 2 * cols, 2 * cols)
+
+    def arithmetic(self, cols: int) -> Arithmetic:
+        return Arithmetic("maximum", 0, cols)
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return (BufferSpec(f"{name}.winners", rows, cols, dtype, "kept"),)
@@ -110,6 +113,9 @@ class MaximumGrad(EdgeOp):
     def columns(self, cols: int) -> Columns:
         # Copies of a vertex have parts of g, and the same winners.
         return Columns(2 * cols, cols, cols)
+
+    def arithmetic(self, cols: int) -> Arithmetic:
+        return Arithmetic("maximum_grad", 0, cols)
 
     def begin(self, backend: KernelBackend, target: Target) -> Won:
         return Won(backend, target)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from mggcn.aggregate.edge_op import EDGE_KERNELS, Arithmetic
 from mggcn.backend.cpu.figures import ITEMS, Figures, MeasuredGather
 from mggcn.backend.gather_rates import CacheRates, Gather
 from mggcn.comm.nccl_memory import NcclMeasured, NcclSizes
@@ -98,10 +99,20 @@ class DeviceRates:
     what follows are kernels of their own."""
     fused_grad: Mapping[str, float] = field(default_factory=dict)
     """Likewise of gradients of rows, with the activation's. Of the same precisions."""
+    edge_s: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Seconds of a core for an edge, for each of its heads and each of its columns of float32, which kernels along edges
+    (aggregate/edge_op.py) take beside reading its row; those without figures are as fast as rows are read."""
     least_s: float = 0.0
     """Seconds that a kernel takes at least, however little it does: its loads wait for each other."""
     upload: float = 0.0
     """Bytes per second from the host's memory to a device of its own; 0: its memory is the host's."""
+
+    def along_edge_s(self, what: Arithmetic | None) -> float:
+        """Return the seconds for which all cores compute along an edge, 0 where nothing was measured."""
+        if what is None or what.kernel not in self.edge_s:
+            return 0.0
+        edge, head, column = self.edge_s[what.kernel]
+        return (edge + head * what.heads + column * what.columns) / self.cores
 
     @property
     def unfused(self) -> DeviceRates:
@@ -308,6 +319,7 @@ def _device(fields: Fields) -> DeviceRates:
         gemm_sums=_by_width(fields, "gemm_sums"),
         fused=_fused(fields, "fused"),
         fused_grad=_fused(fields, "fused_grad"),
+        edge_s=_edges(fields) if fields.has("edge_s") else {},
         least_s=fields.number("least_s", least=0.0) if fields.has("least_s") else 0.0,
     )
     if device.fused.keys() != device.fused_grad.keys():
@@ -330,6 +342,11 @@ def _table(fields: Fields, key: str) -> RateTable:
 def _by_width(fields: Fields, key: str) -> Mapping[str, RateTable]:
     found = fields.named_pairs(key, PRECISIONS) if fields.has(key) else {}
     return {name: _rising(fields, f"{key}.{name}", points, "widths") for name, points in found.items()}
+
+
+def _edges(fields: Fields) -> Mapping[str, tuple[float, float, float]]:
+    found = fields.named_lists("edge_s", EDGE_KERNELS, 3)
+    return {name: (edge, head, column) for name, (edge, head, column) in found.items()}
 
 
 def _rising(fields: Fields, key: str, points: list[tuple[float, float]], what: str) -> RateTable:

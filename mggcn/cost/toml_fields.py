@@ -79,6 +79,19 @@ class Fields:
             raise self._wrong(key, f"lists of pairs for some of {', '.join(names)}", {})
         return found
 
+    def named_lists(self, key: str, names: Sequence[S], count: int) -> dict[S, list[float]]:
+        """Return a table of lists of `count` numbers from 0 on, for one or more of the `names`."""
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, list) and len(value) == count and all(_is_number(one, 0.0) for one in value)
+
+        inner, expected = self.table(key), f"{count} numbers from 0 on"
+        found = {name: list(map(float, inner._get(name, expected, fits))) for name in names if inner.has(name)}
+        inner.finish()
+        if not found:
+            raise self._wrong(key, f"lists of {expected} for some of {', '.join(names)}", {})
+        return found
+
     def table(self, key: str) -> Fields:
         found = self._get(key, f"a table [{key}]", lambda value: isinstance(value, dict))
         return Fields(found, f"{self.where}: [{key}]")

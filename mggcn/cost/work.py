@@ -5,6 +5,7 @@ P ranks.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
@@ -12,6 +13,7 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mggcn.aggregate.edge_op import Arithmetic
 from mggcn.aggregate.relations import GROUPED_FLOPS
 from mggcn.aggregate.steps import Await, Send, Stages
 from mggcn.backend.cpu.figures import DenseShape
@@ -65,6 +67,8 @@ class Work:
 
     gain: float = 1.0
     """How many times as fast the kernel of a sparse product is as one that reads whole rows."""
+    along: Arithmetic | None = None
+    """What is computed for each gathered row beside a sum; that takes its time beside the row's bytes."""
 
     @property
     def long_rows(self) -> bool:
@@ -90,6 +94,8 @@ class Staged:
     reuse: tuple[tuple[int, float], ...] = ()
     result: int = 0
     """Bytes of a row of the result; 0: as many as of the operand."""
+    along: Arithmetic | None = None
+    """As Work's."""
 
     def plain(self) -> Iterator[Work | Send | Await]:
         """Yield the items one by one."""
@@ -101,7 +107,8 @@ class Staged:
                     yield step
                 case _:
                     row = self.stages.row_bytes
-                    yield product(step.rows, step.columns, step.nnz, row, self.edge, self.reuse, self.result)
+                    work = product(step.rows, step.columns, step.nnz, row, self.edge, self.reuse, self.result)
+                    yield dataclasses.replace(work, along=self.along)
 
 
 Item = Work | Send | Await | Sum | Staged
@@ -147,6 +154,7 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     if work.rows:
         each = _row_s(work.row_bytes, work.reuse, device, sharing, work.long_rows)(work.footprint)
         moving += work.rows * sharing * (each + device.row_s) / work.gain
+        moving += work.rows * sharing * device.along_edge_s(work.along)
     if work.streamed:
         moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
     counted = work.flop and (work.kind == "dense" or work.precision in device.gemm)
@@ -175,8 +183,8 @@ def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -
         long_rows, *(_of_distinct(footprint, _row_s(row, reuse, device, sharing, long)) for long in (True, False))
     )
     rate = _of_distinct(streamed * sharing, device.copy.at)
-    moving = nnz * sharing * (each + device.row_s) + streamed * sharing / rate
-    moving = np.maximum(moving, device.least_s)
+    gathering = nnz * sharing * (each + device.row_s) + nnz * sharing * device.along_edge_s(ranks[0].along)
+    moving = np.maximum(gathering + streamed * sharing / rate, device.least_s)
     np.fill_diagonal(moving, 0.0)
     return moving
 

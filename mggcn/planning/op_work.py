@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from mggcn.aggregate.edge_op import SUM, EdgeOp
+from mggcn.aggregate.edge_op import SUM, Arithmetic, EdgeOp
 from mggcn.aggregate.relations import Relational, multiplied_together, num_parts
 from mggcn.aggregate.steps import Await, Copy, Multiply, Send, Stages, Step, num_messages
 from mggcn.backend.cpu.figures import DenseShape, Figures
@@ -49,7 +49,7 @@ def stage_items(plan: RunPlan, rank: RankPlan, stage: StagePlan, phase: int, dev
             for cols in [min(op.cols, len(part)) for part in parts] if stage.how == "columns" else [op.cols]:
                 kind = op.kind
                 steps = tuple(plans[kind.block].steps(cols, rank.sizes.operand, kind.backward, phase, kind.op))
-                found += [*_aggregation(sizes, steps, sent, kind.op), *_relations(sizes, steps, op, kind)]
+                found += [*_aggregation(sizes, steps, sent, kind.op, cols), *_relations(sizes, steps, op, kind)]
                 sent += num_messages(steps)
             continue
         statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
@@ -97,7 +97,10 @@ def items_by_op(
         sizes = sizes_of[op.sets[1] if isinstance(op.kind, AddOwn) else op.rows]
         if isinstance(op.kind, Aggregate):
             steps = next(aggregations)
-            yield op.label, [*_aggregation(sizes, steps, sent, op.kind.op), *_relations(sizes, steps, op, op.kind)]
+            yield (
+                op.label,
+                [*_aggregation(sizes, steps, sent, op.kind.op, op.cols), *_relations(sizes, steps, op, op.kind)],
+            )
             sent += num_messages(steps)
         else:
             statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
@@ -163,6 +166,14 @@ class _Sizes:
         costs = costs_of(traits, row_bytes // item, item, self.figures, summed=self.dtype != "bf16")
         gain = min(s for choice, s in costs.items() if choice.way == "rows") / min(costs.values())
         return gain if gain >= GAIN else 1.0
+
+    def arithmetic(self, op: EdgeOp, cols: int, width: int) -> Arithmetic | None:
+        """Return what is computed along an edge in a step that reads `width` columns of an operand, or of some heads."""
+        whole = op.arithmetic(cols)
+        if whole is None:
+            return None
+        heads, columns = (count * width * self.real / (4 * op.columns(cols).operand) for count in whole[1:])
+        return Arithmetic(whole.kernel, heads, columns)
 
     def blocks(self, block: int) -> int:
         return -(-self.rows // block)
@@ -230,8 +241,8 @@ def _sizes(plan: RunPlan, rank: RankPlan, rows: int, device: DeviceRates | None)
     )
 
 
-def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int, along: EdgeOp) -> Iterator[Item]:
-    """Turn the steps of one aggregation into items; `sent` messages of the program went before."""
+def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int, along: EdgeOp, cols: int) -> Iterator[Item]:
+    """Turn the steps of one aggregation of `cols` columns into items; `sent` messages of the program went before."""
     for step in steps:
         match step:
             case Multiply():
@@ -240,10 +251,11 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int, along: EdgeOp)
                 work = product(step.rows, step.columns, step.nnz, row, sizes.edge, reuse, result)
                 plain = along.name != SUM.name  # other operations read whole rows
                 gain = 1.0 if plain else sizes.gain(step.rows, step.columns, step.nnz, row, step.reuse)
-                yield dataclasses.replace(work, gain=gain)
+                yield dataclasses.replace(work, gain=gain, along=sizes.arithmetic(along, cols, step.width))
             case Stages():
                 result = sizes.row(step.result or step.width)
-                yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse), result)
+                of_edge = sizes.arithmetic(along, cols, step.width)
+                yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse), result, of_edge)
             case Copy():
                 row = sizes.operand_row(step.width)
                 streamed = step.rows * (4 + row)

@@ -26,6 +26,7 @@ from mggcn.errors import ConfigError, PlanError, TrainError, printable
 from mggcn.files import reason, write_text
 from mggcn.memory.units import free_bytes
 from mggcn.planning.shape import GraphShape
+from mggcn.runs.edge_rates import edge_rates
 from mggcn.runs.messages import measure_links, measure_nccl
 from mggcn.train.disk_rates import measure_disk
 from mggcn.version import __version__
@@ -143,6 +144,7 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
         "gemm": {name: _digits(dense[item] or probes[name][1]) for item, name in ITEMS.items()},
         "gemm_rows": {name: dense_rates(backend, threads, "rows") for name, backend in backends.items()},
         "gemm_sums": {name: dense_rates(backend, threads, "sums") for name, backend in backends.items()},
+        "edge_s": edge_rates(backends["fp32"], threads),
     }
 
 

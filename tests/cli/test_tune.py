@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mggcn.aggregate.edge_op import EDGE_KERNELS
 from mggcn.backend.cpu import measure
 from mggcn.backend.cpu.spmm import CpuSpmm
 from mggcn.backend.spmm_choice import SpmmChoice
@@ -49,6 +50,9 @@ def test_tune_writes_what_plans_read(
     assert all(1e8 < rate < 1e15 for rate in machine.device.gemm.values())
     assert 1e-8 < machine.device.call_s < 1
     assert 0 <= machine.device.row_s < 1e-5
+    assert list(machine.device.edge_s) == list(EDGE_KERNELS)
+    for kernel, (edge, head, column) in machine.device.edge_s.items():
+        assert 1e-9 < edge + 4 * head + 64 * column < 1e-4, kernel
     disk = machine.disk
     assert disk is not None
     assert all(1e6 < rate < 1e12 for rate in (disk.read, disk.write, disk.both))

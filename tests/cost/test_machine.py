@@ -100,6 +100,14 @@ def test_dense_rates_may_be_known_by_width(tmp_path: Path) -> None:
     assert not plain.gemm_sums
 
 
+def test_arithmetic_along_edges_may_be_known(tmp_path: Path) -> None:
+    """Fails if a kernel's three figures change places, or a file without them is refused."""
+    figures = "call_s = 1e-5\nedge_s = { gat = [1e-9, 2e-9, 3e-11], maximum_grad = [1e-9, 0, 2e-11] }"
+    device = read_machine(written(tmp_path, GOOD.replace("call_s = 1e-5", figures))).device
+    assert device.edge_s == {"gat": (1e-9, 2e-9, 3e-11), "maximum_grad": (1e-9, 0.0, 2e-11)}
+    assert not read_machine(written(tmp_path, GOOD)).device.edge_s
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -137,6 +145,13 @@ def test_dense_rates_may_be_known_by_width(tmp_path: Path) -> None:
             "gemm = { fp32 = 1e11 }\ngemm_sums = { }",
             "gemm_sums expects lists of pairs for some of fp32, tf32, bf16, fp64",
         ),
+        (
+            "call_s = 1e-5",
+            "call_s = 1e-5\nedge_s = { }",
+            "edge_s expects lists of 3 numbers from 0 on for some of gat, ",
+        ),
+        ("call_s = 1e-5", "call_s = 1e-5\nedge_s = { gat = [1, 2] }", r"gat expects 3 numbers from 0 on, got \[1, 2\]"),
+        ("call_s = 1e-5", "call_s = 1e-5\nedge_s = { sums = [1, 2, 3] }", r"\[edge_s\]: unknown key 'sums'"),
         ("gemm = { fp32 = 1e11 }", "gemm = 1e11", r"gemm expects a table \[gemm\], got"),
         ("busy = 0.5", "busy = 1.5", "number 1: busy expects a number from 0 to 1, got 1.5"),
         ("broadcast = 4e9", "broadcast = 0", r"number 2: \[rates\]: broadcast expects a number above 0, got 0"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mggcn.aggregate.broadcast import BroadcastPlan
+from mggcn.aggregate.edge_op import Arithmetic
 from mggcn.aggregate.steps import Await, Multiply, Send, Stages
 from mggcn.cost.epoch import Cost, predict
 from mggcn.cost.machine import Machine, find_machine
@@ -22,7 +23,7 @@ ROW, EDGE = 64, 8
 REUSE = ((64 * 256, 0.25), (64 * 1024, 0.5), (64 * 10**9, 0.25))
 
 
-def items_of(plan: BroadcastPlan, reuse: tuple[tuple[int, float], ...]) -> list[Item]:
+def items_of(plan: BroadcastPlan, reuse: tuple[tuple[int, float], ...], along: Arithmetic | None = None) -> list[Item]:
     """One aggregation with some work before it and behind it."""
     items: list[Item] = [Work(kind="dense", flop=10**8)]
     for step in plan.steps(16, "fp32", False):
@@ -30,11 +31,12 @@ def items_of(plan: BroadcastPlan, reuse: tuple[tuple[int, float], ...]) -> list[
             case Multiply():
                 touched = min(step.columns, step.nnz) * ROW
                 streamed = step.nnz * EDGE + step.rows * (8 + 2 * ROW)
-                items.append(
-                    Work(kind="sparse", rows=step.nnz, row_bytes=ROW, footprint=touched, streamed=streamed, reuse=reuse)
+                work = Work(
+                    kind="sparse", rows=step.nnz, row_bytes=ROW, footprint=touched, streamed=streamed, reuse=reuse
                 )
+                items.append(dataclasses.replace(work, along=along))
             case Stages():
-                items.append(Staged(step, 0, EDGE, reuse))
+                items.append(Staged(step, 0, EDGE, reuse, along=along))
             case Send():
                 items.append(step)
     return [*items, Work(kind="elementwise", streamed=10**7, calls=3), Sum(10**5)]
@@ -47,16 +49,21 @@ def plain(items: Sequence[Item]) -> list[Item]:
 @pytest.mark.parametrize("machine", ["xeon-cluster", "assumed-cpu", "dgx-a100", "hgx-h200"])
 @pytest.mark.parametrize("reuse", [(), REUSE], ids=["random", "reuse"])
 @pytest.mark.parametrize("ranks", [2, 3, 7])
-def test_stages_cost_what_their_items_cost(machine: str, reuse: tuple[tuple[int, float], ...], ranks: int) -> None:
+@pytest.mark.parametrize("along", [None, Arithmetic("gat", 2, 16)], ids=["sums", "attention"])
+def test_stages_cost_what_their_items_cost(
+    machine: str, reuse: tuple[tuple[int, float], ...], ranks: int, along: Arithmetic | None
+) -> None:
     """Fails if the stages of a broadcast have other seconds than its products and messages one by one, by a bit even."""
     rng = np.random.default_rng(ranks)
     counts = tuple(int(n) for n in rng.integers(1, 200_000, ranks))
     nnz = rng.integers(0, 3_000_000, (ranks, ranks)) * rng.integers(0, 2, (ranks, ranks))
     plans = [BroadcastPlan(rank, counts, tuple(nnz[rank].tolist()), (), False) for rank in range(ranks)]
-    lists = [items_of(plan, reuse) for plan in plans]
+    lists = [items_of(plan, reuse, along) for plan in plans]
+    found = find_machine(machine)
+    device = dataclasses.replace(found.device, edge_s={"gat": (1e-8, 1e-9, 1e-10)})
 
     def cost(lists: Sequence[Sequence[Item]]) -> Cost:
-        return predict(find_machine(machine), "gloo", lists)
+        return predict(dataclasses.replace(found, device=device), "gloo", lists)
 
     assert sum(isinstance(item, Staged) for items in lists for item in items) == ranks
     assert cost(lists) == cost([plain(items) for items in lists])

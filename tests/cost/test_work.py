@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from mggcn.aggregate.edge_op import Arithmetic
 from mggcn.cost.machine import DeviceRates, RateTable
 from mggcn.cost.work import Work, work_seconds
 
@@ -70,6 +71,19 @@ def test_dense_products_have_the_rate_of_their_shape_and_width() -> None:
     for plain in (dataclasses.replace(product, shape=""), product):
         assert work_seconds(plain, DEVICE, 1)[0] == pytest.approx(1000 / 10)
     assert work_seconds(dataclasses.replace(product, fused="rows"), device, 1)[0] == pytest.approx(1000 / 50)
+
+
+def test_an_edge_takes_its_bytes_and_its_arithmetic() -> None:
+    """Fails if one of both is left out, a kernel without figures takes time, or cores do not share what one computes."""
+    edges = Work(kind="sparse", rows=10, row_bytes=100, footprint=FAR, along=Arithmetic("gat", 4, 64))
+    moving = 10 * 100 / DEVICE.gather.at(FAR)
+    assert work_seconds(edges, DEVICE, 1)[0] == pytest.approx(moving)
+    device = dataclasses.replace(DEVICE, edge_s={"gat": (1.0, 2.0, 3.0)})
+    assert work_seconds(edges, device, 1)[0] == pytest.approx(moving + 10 * (1 + 4 * 2 + 64 * 3) / 2)
+    shared = 20 * 100 / DEVICE.gather.at(2 * FAR) + 20 * (1 + 4 * 2 + 64 * 3) / 2
+    assert work_seconds(edges, device, 2)[0] == pytest.approx(shared)
+    other = dataclasses.replace(edges, along=Arithmetic("maximum", 0, 64))
+    assert work_seconds(other, device, 1)[0] == pytest.approx(moving)
 
 
 def test_a_variant_gathers_faster_and_streams_alike() -> None:

@@ -13,6 +13,7 @@ import torch
 
 import mggcn
 from mggcn import native
+from mggcn.aggregate.edge_op import EDGE_KERNELS
 from mggcn.assemble.plan import plan_graph, plan_shape, this_machine, with_ahead
 from mggcn.backend.cpu.figures import ASSUMED
 from mggcn.backend.cuda import presence, triton_kernels
@@ -27,7 +28,7 @@ from mggcn.planning.advice import require_pinned
 from mggcn.planning.batches import gather_threads
 from mggcn.planning.cost_text import summed_widths
 from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, first_sums_s
-from mggcn.planning.op_work import items_by_op
+from mggcn.planning.op_work import items_by_op, program_items
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.shapes import shape_of
 from tests.train.test_exact import config_of
@@ -145,6 +146,29 @@ def test_norms_cost_the_passes_that_they_make(norm_layer: str, monkeypatch: pyte
 def test_work_is_counted_where_neighbours_are_summed(model: dict[str, Any], widths: tuple[int, ...]) -> None:
     """Fails if the columns of a layer's input are counted where attention sums those of its heads, or a head sums none."""
     assert summed_widths(ModelConfig(**model), 100, 5) == widths
+
+
+@pytest.mark.parametrize("strategy", ["broadcast", "slice"])
+@pytest.mark.parametrize(("precision", "item"), [("fp32", 1), ("fp64", 2)])
+def test_attention_costs_its_arithmetic(strategy: str, precision: str, item: int) -> None:
+    """Fails if an epoch of attention takes the seconds of its bytes alone, or a rank that has half of the heads, or rows of
+    narrower numbers, takes as long as all.
+    """
+    run = RunConfig(ranks=2, transport="threads", strategy=strategy, precision=precision)  # type: ignore[arg-type]  # parameters of the test
+    config = Config(model=ModelConfig(kind="gat", hidden=(64,), heads=4, head="linear"), run=run)
+    plan = plan_shape(config, shape_of(1000, 9000, 16, 4))
+    rank = plan.ranks[0]
+    items = program_items(plan, rank, rank.train)
+    works = [work for work in items if isinstance(work, Work) and work.along is not None and work.rows]
+    parts = 2 if strategy == "slice" else 1
+    assert {(work.along.kernel, work.along.heads, work.along.columns) for work in works if work.along} == {
+        (kernel, 4 * item / parts, 64 * item / parts) for kernel in ("gat", "gat_sources", "gat_destinations")
+    }
+    machine = find_machine("assumed-cpu")
+    slow = dataclasses.replace(machine.device, edge_s=dict.fromkeys(EDGE_KERNELS, (1e-3, 0.0, 0.0)))
+    more = epoch_cost(plan, dataclasses.replace(machine, device=slow)).step_s - epoch_cost(plan, machine).step_s
+    edges = sum(work.rows for work in works)
+    assert more == pytest.approx(1e-3 * edges * 2 / machine.device.cores, rel=0.2)
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
