@@ -222,7 +222,8 @@ def main(arguments: list[str] | None = None) -> None:
     args.scratch.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"surroundings": surroundings()}
     body = ""
-    for part in listed(args.parts, tuple(PARTS)):
+    parts = listed(args.parts, tuple(PARTS))
+    for part in parts:
         text, record[part] = PARTS[part](args)
         body += f"## {part}\n\n{text}\n\n"
     if "sweep" in record:
@@ -231,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
         record["plots"] = lines(
             "Epochs with values on disk", "times the epoch in memory", "share of the peak in memory", {GRAPH: points}
         )
-    write_report("capacity", "Values on disk", body, record, args.out)
+    write_report("-".join(["capacity", *parts]), "Values on disk", body, record, args.out)
 
 
 if __name__ == "__main__":
