@@ -41,10 +41,10 @@ PAIRED = (("arxiv-like", "model.hidden=256,256"), ("community 0.1 M", "model.hid
 """Graphs and settings of the runs in pairs."""
 
 
-def planned(store: Path, settings: list[str]) -> dict[str, float]:
-    """Seconds of a step and the peak of the process, as `mggcn plan` says."""
+def planned(store: Path, settings: list[str], disk: DiskRates) -> dict[str, float]:
+    """Seconds of a step and the peak of the process, as `mggcn plan` says once tune has measured the disk."""
     graph, config = open_store(store), with_settings(Config(), settings)
-    machine = this_machine(config)
+    machine = dataclasses.replace(this_machine(config), disk=disk)
     plan, _ = plan_graph(config, graph, machine)
     return {"seconds": epoch_cost(plan, machine).step_s, "bytes": plan.process_bytes}
 
@@ -78,7 +78,7 @@ def sweep(args: Any) -> tuple[str, Any]:
     store, scratch = store_of(GRAPH, args), args.scratch
     settings = [*MODEL, f"train.epochs={EPOCHS}", f"run.threads={args.threads}"]
     memory, rates = [*settings, "run.capacity=memory"], measure_disk(scratch)
-    base = trained(store, memory, 0, scratch) | {"planned": planned(store, memory)}
+    base = trained(store, memory, 0, scratch) | {"planned": planned(store, memory, rates)}
     found: dict[str, Any] = {"disk": dataclasses.asdict(rates), "memory": base}
     median = statistics.median(base["seconds"][1:])
     cells = ["in memory", f"{base['peak'] / GIB:.2f}", f"{median:.1f}", f"{base['planned']['seconds']:.1f}"]
@@ -88,7 +88,7 @@ def sweep(args: Any) -> tuple[str, Any]:
         limit = base["peak"] // share
         own = [*settings, "run.capacity=disk", f"run.memory_limit={limit}", f"run.scratch={scratch}"]
         try:
-            one = trained(store, own, limit, scratch) | {"planned": planned(store, own), "limit": limit}
+            one = trained(store, own, limit, scratch) | {"planned": planned(store, own, rates), "limit": limit}
         except RuntimeError as error:
             one = {"refused": str(error)}
             cells = [f"1/{share}: {limit / GIB:.2f} GiB", "refused"]
@@ -98,7 +98,7 @@ def sweep(args: Any) -> tuple[str, Any]:
         found[f"1/{share}"] = one
     text = (
         f"{GRAPH}, {' '.join(MODEL)}. The disk reads {rates.read / 1e6:.0f} MB/s, writes {rates.write / 1e6:.0f}, and "
-        f"moves {rates.both / 1e6:.0f} doing both, by a test of a second.\n\n"
+        f"moves {rates.both / 1e6:.0f} doing both, by a test of gigabytes.\n\n"
     )
     if quarter := found["1/4"].get("ratios"):
         met = min(quarter["memory"] / SLOWER, quarter["disk"] / OF_DISK)
@@ -143,7 +143,7 @@ def large(args: Any) -> tuple[str, Any]:
     """Two epochs and the predictions of a store that is larger than the limit."""
     settings = [*args.settings.split(), "train.eval_every=0", "train.epochs=2", f"run.threads={args.threads}"]
     own = [*settings, f"run.memory_limit={args.limit}", f"run.scratch={args.scratch}"]
-    found: dict[str, Any] = {"planned": planned(args.store, own)}
+    found: dict[str, Any] = {"planned": planned(args.store, own, measure_disk(args.scratch))}
     with tempfile.TemporaryDirectory(prefix="mggcn-capacity-", dir=args.scratch) as folder:
         run, words = Path(folder) / "run", [word for setting in own for word in ("--set", setting)]
         for name, command in (

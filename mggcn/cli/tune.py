@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scratch",
         type=Path,
         metavar="DIR",
-        help="folder on the disk to measure, on which runs may have rows (run.scratch; default: the current one); not with "
-        "--store",
+        help="folder on the disk to measure, on which runs may have rows (run.scratch), by gigabytes, for half a minute "
+        "(default: the current one, for a second); not with --store",
     )
     group = parser.add_argument_group(
         "sparse products of a run",

@@ -19,9 +19,10 @@ from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import REAL
 from mggcn.model.program import Program
 from mggcn.planning.batches import gather_threads, mean_stack, padded_layout, pads_batches
+from mggcn.planning.disk import StagePlan
 from mggcn.planning.exchanges import relay_cost, rows_given, transport_of
 from mggcn.planning.links import pair_rows
-from mggcn.planning.op_work import items_after, items_of, program_items, stage_items
+from mggcn.planning.op_work import edges_read, items_after, items_of, program_items, stage_items
 from mggcn.planning.run import RankPlan, RunPlan
 
 MAX_PHASES: Final = 16
@@ -205,11 +206,21 @@ def disk_cost(plan: RunPlan, machine: Machine, name: str, phase: int = 0) -> Dis
         stages = [(rank, program.stages[number], pages) for rank, program, pages in programs]
         items = [stage_items(plan, rank, stage, phase, machine.device) for rank, stage, _ in stages]
         moved = [
-            tuple(sum(pages[one.page].spec.nbytes for one in some) for some in (stage.reads, stage.writes))
-            for _, stage, pages in stages
+            (
+                sum(pages[one.page].spec.nbytes for one in stage.reads) + _edges_from_disk(plan, rank, stage, phase),
+                sum(pages[one.page].spec.nbytes for one in stage.writes),
+            )
+            for rank, stage, pages in stages
         ]
         parts = len(first.parts) if first.turns > 1 else 1  # nothing is read beside what is computed
         read, written = (sharing * max(some) for some in zip(*moved, strict=True))
         found.append(StageCost(predict(machine, transport, items), read, written, parts))
     after = [[one for _, items in items_after(plan, rank, name == "train", 0) for one in items] for rank in plan.ranks]
     return DiskCost(tuple(found), predict(machine, transport, after), machine.disk_rates)
+
+
+def _edges_from_disk(plan: RunPlan, rank: RankPlan, stage: StagePlan, phase: int) -> int:
+    """Return the bytes of edges that a stage reads from disk: none where the limit leaves room for all beside the plan."""
+    edges = 0 if rank.disk is None else rank.disk.edge_bytes
+    cached = not plan.limit or plan.limit - rank.total_bytes >= edges
+    return 0 if cached else edges_read(plan, rank, stage, phase)

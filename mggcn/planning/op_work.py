@@ -42,20 +42,37 @@ AFTER: Final = {"cpu": 8, "cuda": 2}
 
 def stage_items(plan: RunPlan, rank: RankPlan, stage: StagePlan, phase: int, device: DeviceRates | None) -> list[Item]:
     """Return work and messages of all parts of a stage of one rank."""
-    sizes, parts, found, sent = _sizes(plan, rank, rank.sizes.owned, device), stage.parts, list[Item](), 0
-    plans = rank.training if stage.program.name == "train" else rank.evaluation
+    sizes, found, sent = _sizes(plan, rank, rank.sizes.owned, device), list[Item](), 0
     for op in stage.program.ops:
         if isinstance(op.kind, Aggregate):
-            for cols in [min(op.cols, len(part)) for part in parts] if stage.how == "columns" else [op.cols]:
-                kind = op.kind
-                steps = tuple(plans[kind.block].steps(cols, rank.sizes.operand, kind.backward, phase, kind.op))
-                found += [*_aggregation(sizes, steps, sent, kind.op, cols), *_relations(sizes, steps, op, kind)]
+            for cols, steps in _steps_in_parts(rank, stage, op, op.kind, phase):
+                found += [*_aggregation(sizes, steps, sent, op.kind.op, cols), *_relations(sizes, steps, op, op.kind)]
                 sent += num_messages(steps)
             continue
         statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
         sent += len(statistics)
         found += [*(_in_parts(work, stage) for work in _work(sizes, op)), *statistics]
     return found
+
+
+def edges_read(plan: RunPlan, rank: RankPlan, stage: StagePlan, phase: int) -> int:
+    """Return the bytes of edges that a stage reads, those of every part of its columns once more."""
+    edge, nnz = _sizes(plan, rank, rank.sizes.owned, None).edge, 0
+    for op in stage.program.ops:
+        if isinstance(op.kind, Aggregate):
+            for _, steps in _steps_in_parts(rank, stage, op, op.kind, phase):
+                nnz += sum(step.nnz for step in steps if isinstance(step, Multiply))
+                nnz += sum(sum(step.nnz) for step in steps if isinstance(step, Stages))
+    return nnz * edge
+
+
+def _steps_in_parts(
+    rank: RankPlan, stage: StagePlan, op: Op, kind: Aggregate, phase: int
+) -> Iterator[tuple[int, tuple[Step, ...]]]:
+    """Yield the columns and the steps of an aggregation of a stage, for each part of its columns."""
+    plans = rank.training if stage.program.name == "train" else rank.evaluation
+    for cols in [min(op.cols, len(part)) for part in stage.parts] if stage.how == "columns" else [op.cols]:
+        yield cols, tuple(plans[kind.block].steps(cols, rank.sizes.operand, kind.backward, phase, kind.op))
 
 
 def _in_parts(work: Work, stage: StagePlan) -> Work:

@@ -105,7 +105,7 @@ def disk_table(scratch: Path | None, report: Callable[[str], None]) -> dict[str,
         return {}
     report(f"the disk of {printable(folder.absolute())}, on which rows may be")
     try:
-        disk = measure_disk(folder)
+        disk = measure_disk(folder, brief=scratch is None)
     except (PlanError, TrainError) as error:
         if scratch is not None:
             raise

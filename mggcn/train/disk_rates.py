@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,37 +18,40 @@ from mggcn.memory.pages import PAGE_BYTES, DiskRates, PageSpec, plan_pages
 from mggcn.memory.units import MIB
 from mggcn.train.pages import PageFile, Ticket
 
-MATRIX_BYTES: Final = 128 * MIB
 WINDOW_BYTES: Final = 16 * MIB
-LIMIT_S: Final = 0.4
+BRIEF: Final = (128 * MIB, 0.4)
+LONG: Final = (4096 * MIB, 10.0)
 """A matrix of so many bytes is written, read, and read beside another that is written; by windows, none of which begins
-after so many seconds."""
+after so many seconds. A brief test is answered by caches of the machine, and of the host of a rented one."""
 Move: TypeAlias = Callable[[str, int, int, Tensor], Ticket]
 
 
-def measure_disk(folder: Path) -> DiskRates:
+def measure_disk(folder: Path, *, brief: bool = False) -> DiskRates:
     """Measure the disk of a folder by a page file in it.
 
-    Cost: 256 MiB of disk, 32 MiB of memory, about 1 s; where the disk is slow 1.2 s and the time of eight windows.
-    Raises: PlanError as PageFile, TrainError if the disk fails.
+    Cost: 32 MiB of memory; 8 GiB of disk, or half of what is free, and half a minute; brief: 256 MiB, about 1 s; where the
+    disk is slow the time of eight windows more. Raises: PlanError as PageFile, TrainError if the disk fails.
     """
-    rows, count = MATRIX_BYTES // PAGE_BYTES, WINDOW_BYTES // PAGE_BYTES
+    nbytes, limit_s = BRIEF if brief else LONG
+    free = shutil.disk_usage(folder).free if folder.is_dir() else 0  # the page file says what is wrong
+    nbytes = max(min(nbytes, free // 4), BRIEF[0])
+    rows, count = nbytes // WINDOW_BYTES * WINDOW_BYTES // PAGE_BYTES, WINDOW_BYTES // PAGE_BYTES
     specs = [PageSpec(name, rows, PAGE_BYTES // 8, "int64") for name in ("first", "second")]
     plan = plan_pages((spec, 0, 0) for spec in specs)
     windows = allocate(2 * WINDOW_BYTES).view(torch.int64).view(2, count, -1)
     windows.random_(generator=torch.Generator())  # some file systems and disks write zeros faster
     with contextlib.closing(PageFile(folder, plan, allocate(plan.staging_bytes))) as file:
         writes, reads = ("first", file.write_rows, windows[0]), ("first", file.read_rows, windows[1])
-        written, write = _rate(file, rows, writes)
-        _, read = _rate(file, written, reads)
-        _, both = _rate(file, written, reads, ("second", file.write_rows, windows[0]))
+        written, write = _rate(file, rows, limit_s, writes)
+        _, read = _rate(file, written, limit_s, reads)
+        _, both = _rate(file, written, limit_s, reads, ("second", file.write_rows, windows[0]))
     return DiskRates(read, write, both)
 
 
-def _rate(file: PageFile, rows: int, *moves: tuple[str, Move, Tensor]) -> tuple[int, float]:
+def _rate(file: PageFile, rows: int, limit_s: float, *moves: tuple[str, Move, Tensor]) -> tuple[int, float]:
     """Make moves for one window of `rows` rows after the other; return the rows of all, and bytes a second."""
     begin, first, tickets = time.perf_counter(), 0, deque[Ticket]()
-    while first < rows and time.perf_counter() < begin + LIMIT_S:
+    while first < rows and time.perf_counter() < begin + limit_s:
         for name, move, window in moves:
             tickets.append(move(name, first, window.shape[0], window))
         first += moves[0][2].shape[0]

@@ -242,6 +242,23 @@ def test_a_stage_takes_as_long_as_the_slower_of_both(whole: RunPlan) -> None:
     assert 0.8 < cost.compute_s / epoch_cost(whole, MACHINE).train.seconds < 1.6
 
 
+def test_edges_are_read_where_memory_has_no_room_for_them(whole: RunPlan) -> None:
+    """Fails if the seconds of a plan leave out the edges that each panel reads from disk again, or count those that the
+    page cache keeps, or bytes of rows count edges.
+    """
+    plan = on_disk(planned(3 << 30, capacity="disk"))
+    tight, roomy = (planned(limit, capacity="disk") for limit in (3 << 30, 1 << 40))
+    tight = dataclasses.replace(tight, limit=tight.ranks[0].total_bytes + plan.edge_bytes - 1)
+    cached = dataclasses.replace(tight, limit=tight.limit + 1)
+    costs = [disk_cost(one, MACHINE, "train") for one in (tight, cached, dataclasses.replace(tight, limit=0), roomy)]
+    rows = plan.programs["train"].read
+    assert [sum(stage.read for stage in cost.stages) for cost in costs[1:]] == [rows] * 3
+    edges = sum(stage.read for stage in costs[0].stages) - rows
+    nnz = PRODUCTS.num_edges + PRODUCTS.num_vertices  # with self-loops
+    panels = sum(len(stage.parts) for stage in plan.programs["train"].stages if stage.how == "columns")
+    assert 0.8 * 4 * nnz * panels < edges <= 4 * nnz * panels  # of pruned rows not all
+
+
 def test_every_stage_is_listed(whole: RunPlan) -> None:
     """Fails if a stage is not in the plan's text, or its bytes are others than the program's."""
     plan = planned(whole.largest.total_bytes // 2)

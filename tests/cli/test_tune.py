@@ -19,6 +19,7 @@ from mggcn.graph.store import write_store
 from mggcn.memory.pages import DiskRates
 from mggcn.runs import tune, tune_products
 from mggcn.runs.tune import TuneSettings, write_machine
+from mggcn.train import disk_rates
 from tests.cli.runs import refused, run_main
 from tests.graphs import make_graph, pattern
 
@@ -37,6 +38,7 @@ def test_tune_writes_what_plans_read(
     assert run_main("plan", *SHAPE, "--ranks", 2) == 0
     before = capsys.readouterr().out
     assert "which are assumed; run mggcn tune" in before or "assumed, not measured; run mggcn tune" in before
+    monkeypatch.setattr(disk_rates, "LONG", disk_rates.BRIEF)
     assert run_main("tune", "--ranks", "2", "--threads", "1", "--seconds", "0.01", "--scratch", tmp_path) == 0
     said = capsys.readouterr().out
     path = tmp_path / "mggcn" / "machine.toml"
@@ -75,7 +77,7 @@ def test_a_disk_that_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch:
     assert "are in memory; name another with --scratch" in said[-1]
     monkeypatch.setattr(tune, "in_memory", lambda _: False)
 
-    def full(folder: Path) -> DiskRates:
+    def full(folder: Path, *, brief: bool) -> DiskRates:
         raise PlanError(f"{folder} is full")
 
     monkeypatch.setattr(tune, "measure_disk", full)
@@ -83,7 +85,7 @@ def test_a_disk_that_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch:
     assert said[-1] == "the disk is left out: . is full"
     with pytest.raises(PlanError, match="is full"):
         tune.disk_table(tmp_path, said.append)
-    monkeypatch.setattr(tune, "measure_disk", lambda _: DiskRates(1.23456e9, 2e9, 3e9))
+    monkeypatch.setattr(tune, "measure_disk", lambda _, brief: DiskRates(1.23456e9, 3e9 if brief else 2e9, 3e9))
     assert tune.disk_table(tmp_path, said.append) == {"read": 1.23e9, "write": 2e9, "both": 3e9}
 
 
