@@ -211,10 +211,12 @@ def _resident(root: Path) -> tuple[int, int, int]:
     files in memory. Without /proc: the first twice, and none.
     """
     try:
-        lines = (root / "proc/self/status").read_text().splitlines()
-        found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
-        return found["VmHWM"], found["VmRSS"], found.get("RssFile", 0)
-    except (OSError, LookupError, ValueError):
+        with open(f"{root}/proc/self/status", "rb", buffering=0) as file:  # no Path: glances are many
+            text = file.read()
+        names = (b"VmHWM:", b"VmRSS:", b"RssFile:")
+        highest, now, files = (int(text[text.index(name) + len(name) :].split(None, 1)[0]) * 1024 for name in names)
+        return highest, now, files
+    except (OSError, ValueError):
         most = process_bytes("VmHWM", root)
         return most, most, 0
 
