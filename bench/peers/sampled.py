@@ -7,7 +7,8 @@ Losses of whole epochs, and the accuracy after them: all begin a seed with the s
 a random order of their own, the last batch as it is, and step by the mean loss of a batch; a loss is the mean of an
 epoch's batches. DGL and mggcn draw in every hop of all vertices that it has. PyG's NeighborLoader draws of a vertex once,
 where it is first reached, by that hop's fan-out, and all layers read these edges: vertices near the seeds have more of
-them in the lower layers, so that losses have less noise, and are lower. "PyG, drawn again" has the others' rule.
+them in the lower layers, so that losses have less noise, and are lower. "PyG, drawn again" has the others' rule. GCN is
+scaled by the degrees of a batch's blocks in all of them (sample.weights = block), not by the whole graph's.
 """
 
 from __future__ import annotations

@@ -54,9 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="continue a run, also on another number of --ranks or another --transport; with a larger --epochs also a "
-        "complete one; --set train.lr, train.schedule, ... begin a new schedule where it stands, --set train.patience goes "
-        "on after an early stop",
+        help="continue a run, also on another number of --ranks, another --transport, within another --memory-limit, or on "
+        "another rung or disk (--set run.capacity, run.scratch); with a larger --epochs also a complete one; --set "
+        "train.lr, train.schedule, ... begin a new schedule where it stands, --set train.patience goes on after an early "
+        "stop",
     )
     parser.add_argument(
         "--start-from",

@@ -65,7 +65,7 @@ def long_run_lines(plan: RunPlan, machine: Machine) -> list[str]:
     todo = ["more memory or fewer columns (model.hidden) make it shorter"] if said else []
     if machine.disk is None:
         said.append("the disk's rates are assumed")
-        todo.insert(0, f"mggcn tune{f' --scratch {shlex.quote(scratch)}' if scratch else ''} measures them")
+        todo.insert(0, f"mggcn tune --scratch {shlex.quote(scratch) if scratch else 'FOLDER'} measures them")
     todo.append("--set run.capacity=memory refuses such a run")
     return [f"{', and '.join(said)}: {'; '.join(todo)}"] if said else []
 

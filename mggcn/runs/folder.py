@@ -94,8 +94,9 @@ def looks_like_run(folder: Path) -> bool:
 
 def _may_be_killed(folder: Path) -> bool:
     """Return whether a folder holds nothing but what a command writes before its run begins."""
-    found = {path.name.lstrip(".").partition(".")[0] for path in folder.iterdir()}
-    return found <= {"config", "plan", "job", "start", "products"}
+    names = {path.name for path in folder.iterdir()}
+    of_runs = {name.lstrip(".").partition(".")[0] for name in names} <= {"config", "plan", "job", "start", "products"}
+    return of_runs and any(name.lstrip(".").startswith("config.toml") for name in names)
 
 
 def _named_by_time(name: str) -> Path:

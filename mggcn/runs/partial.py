@@ -71,9 +71,7 @@ def partial_prediction(target: Path, scratch: str = "") -> Iterator[PartialPredi
     """
     folder, beside = target.with_name(f"{target.name}.partial"), target.absolute().parent
     if in_memory(beside) and not (scratch and beside.is_relative_to(Path(scratch).absolute())):
-        raise RunError(
-            f"rows on disk would lie beside {target}, where files are in memory; choose --out, or TMPDIR, on a disk"
-        )
+        raise RunError(f"rows on disk would lie beside {target}, where files are in memory; choose --out on a disk")
     try:
         folder.mkdir(exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -72,7 +72,7 @@ def tune_machine(
 
     folder: for the ranks' logs and results. report: called with what is measured next. scratch: a folder on the disk on
     which runs may have rows; None: the current one, whose disk is left out if it lacks the space. Cost: under a minute on
-    two cores, and some seconds for each number of GPUs between which NCCL is measured.
+    two cores, half a minute more with `scratch`, and some seconds for each number of GPUs between which NCCL is measured.
     Raises: CommError if ranks cannot be started; PlanError, TrainError if `scratch` cannot be measured.
     """
     processor = processor_name() or "unknown processor"
@@ -103,9 +103,10 @@ def disk_table(scratch: Path | None, report: Callable[[str], None]) -> dict[str,
             f"the disk is left out: files of {printable(folder.absolute())} are in memory; name another with --scratch"
         )
         return {}
-    report(f"the disk of {printable(folder.absolute())}, on which rows may be")
+    long = "" if scratch is None else ", for half a minute, by up to half of what is free there"
+    report(f"the disk of {printable(folder.absolute())}, on which rows may be{long}")
     try:
-        disk = measure_disk(folder, brief=scratch is None)
+        disk = measure_disk(folder, brief=scratch is None or in_memory(folder))
     except (PlanError, TrainError) as error:
         if scratch is not None:
             raise

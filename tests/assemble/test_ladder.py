@@ -118,12 +118,14 @@ def test_a_run_that_disks_make_long_says_so(whole: RunPlan, monkeypatch: pytest.
     assert MACHINE.disk is None
     (line,) = long_run_lines(plan, MACHINE)
     assert (
-        " times as long as in memory would, and the disk's rates are assumed: mggcn tune measures them; more " in line
+        " times as long as in memory would, and the disk's rates are assumed: mggcn tune --scratch FOLDER "
+        "measures them; more " in line
     )
     with monkeypatch.context() as patch:
         patch.setattr(disk_text, "SLOW", 1e9)
         assert long_run_lines(plan, MACHINE) == [
-            "the disk's rates are assumed: mggcn tune measures them; --set run.capacity=memory refuses such a run"
+            "the disk's rates are assumed: mggcn tune --scratch FOLDER measures them; "
+            "--set run.capacity=memory refuses such a run"
         ]
     there = dataclasses.replace(plan, config=config_of(scratch="/a b"))
     assert ": mggcn tune --scratch '/a b' measures them; " in long_run_lines(there, MACHINE)[0]

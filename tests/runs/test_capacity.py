@@ -201,6 +201,23 @@ def test_a_run_that_nothing_asks_to_move_keeps_its_plan(graph: Graph, tmp_path: 
         assert read_run(folder)[1]["capacity"] == rung
 
 
+def test_a_limit_that_the_settings_have_is_kept(graph: Graph, tmp_path: Path) -> None:
+    """Fails if a run that is recorded in memory, and needs more than its settings allow, continues there without a word: an
+    edited file, or a command that was killed between both.
+    """
+    folder, limit = tmp_path / "run", limit_of(graph)
+    stopped(graph, folder)
+    config = continued(folder, read_run(folder)[0], {"memory_limit": limit})
+    reopen(folder, config)
+    needed = read_run(folder)[1]["per_rank"][0]["total_bytes"]
+    assert read_run(folder)[1]["capacity"] == "memory"
+    assert needed > limit
+    assert regrouped(folder, config, graph, None) == config
+    content = read_run(folder)[1]
+    assert content["capacity"] == "disk"
+    assert content["per_rank"][0]["total_bytes"] <= limit
+
+
 def test_python_takes_another_rung(graph: Graph, tmp_path: Path) -> None:
     """Fails if Trainer.resume keeps the plan that it had, or what it trains is not what it has planned."""
     settings: dict[str, Any] = {"hidden": (128, 128), "threads": 1, "dropout": 0.3, "seed": 7213}
