@@ -82,7 +82,7 @@ class Sum:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Staged:
     """The stages of a broadcast. first: its first message's number in the program; edge: bytes of an edge of the tiles;
     reuse: as Work's.

@@ -271,8 +271,8 @@ def _aggregation(sizes: _Sizes, steps: Iterable[Step], sent: int, along: EdgeOp,
                 yield dataclasses.replace(work, gain=gain, along=sizes.arithmetic(along, cols, step.width))
             case Stages():
                 result = sizes.row(step.result or step.width)
-                of_edge = sizes.arithmetic(along, cols, step.width)
-                yield Staged(step, sent, sizes.edge, _distances(step.row_bytes, step.reuse), result, of_edge)
+                reuse, of_edge = _distances(step.row_bytes, step.reuse), sizes.arithmetic(along, cols, step.width)
+                yield Staged(stages=step, first=sent, edge=sizes.edge, reuse=reuse, result=result, along=of_edge)
             case Copy():
                 row = sizes.operand_row(step.width)
                 streamed = step.rows * (4 + row)

@@ -36,7 +36,7 @@ def items_of(plan: BroadcastPlan, reuse: tuple[tuple[int, float], ...], along: A
                 )
                 items.append(dataclasses.replace(work, along=along))
             case Stages():
-                items.append(Staged(step, 0, EDGE, reuse, along=along))
+                items.append(Staged(stages=step, first=0, edge=EDGE, reuse=reuse, along=along))
             case Send():
                 items.append(step)
     return [*items, Work(kind="elementwise", streamed=10**7, calls=3), Sum(10**5)]
@@ -72,7 +72,7 @@ def test_stages_cost_what_their_items_cost(
 def test_stages_of_different_broadcasts_are_refused() -> None:
     """Fails if ranks that disagree about the blocks are given the seconds of one of them."""
     stages = [Stages(rank, (3, 3, 3), (1, 1, 1), 16, ROW) for rank in range(3)]
-    alike = [Staged(stage, 0, EDGE, REUSE) for stage in stages]
+    alike = [Staged(stages=stage, first=0, edge=EDGE, reuse=REUSE) for stage in stages]
     others = [
         dataclasses.replace(alike[2], stages=dataclasses.replace(stages[2], counts=(3, 3, 4))),
         dataclasses.replace(alike[2], stages=dataclasses.replace(stages[2], row_bytes=2 * ROW)),
