@@ -11,12 +11,20 @@ from mggcn.memory.pages import DiskRates
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """A stage: what the ranks compute, the bytes that the disk at hand reads and writes, and the parts that it runs in."""
+    """A stage: what the ranks compute, the bytes that the disk at hand reads and writes, and the parts that it runs in.
+
+    edges: bytes of edges that products read through a map, and wait for.
+    """
 
     compute: Cost
     read: int
     written: int
     parts: int
+    edges: int = 0
+
+    def compute_s(self, disk: DiskRates) -> float:
+        """Return the seconds of computing, in which edges come from disk."""
+        return self.compute.seconds + self.edges / disk.read
 
     def disk_s(self, disk: DiskRates) -> float:
         """Return the seconds for which the disk is busy: one device reads and writes."""
@@ -28,12 +36,12 @@ class StageCost:
         While a part is computed, the next is read and the last is written. So the slower of both sets the pace, and the
         other adds one part: computing waits for the first read and the last write, the disk for a part between them.
         """
-        moving, computing = self.disk_s(disk), self.compute.seconds
+        moving, computing = self.disk_s(disk), self.compute_s(disk)
         return max(moving, computing) + min(moving, computing) / self.parts
 
     def waits(self, disk: DiskRates) -> bool:
         """Return whether the disk sets the pace."""
-        return self.disk_s(disk) > self.compute.seconds
+        return self.disk_s(disk) > self.compute_s(disk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +65,8 @@ class DiskCost:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of computing alone."""
-        return sum(stage.compute.seconds for stage in self.stages) + self.after.seconds
+        """Seconds of computing alone, with the edges that it reads."""
+        return sum(stage.compute_s(self.disk) for stage in self.stages) + self.after.seconds
 
     @property
     def disk_s(self) -> float:

@@ -206,15 +206,13 @@ def disk_cost(plan: RunPlan, machine: Machine, name: str, phase: int = 0) -> Dis
         stages = [(rank, program.stages[number], pages) for rank, program, pages in programs]
         items = [stage_items(plan, rank, stage, phase, machine.device) for rank, stage, _ in stages]
         moved = [
-            (
-                sum(pages[one.page].spec.nbytes for one in stage.reads) + _edges_from_disk(plan, rank, stage, phase),
-                sum(pages[one.page].spec.nbytes for one in stage.writes),
-            )
-            for rank, stage, pages in stages
+            tuple(sum(pages[one.page].spec.nbytes for one in some) for some in (stage.reads, stage.writes))
+            for _, stage, pages in stages
         ]
+        edges = sharing * max(_edges_from_disk(plan, rank, stage, phase) for rank, stage, _ in stages)
         parts = len(first.parts) if first.turns > 1 else 1  # nothing is read beside what is computed
         read, written = (sharing * max(some) for some in zip(*moved, strict=True))
-        found.append(StageCost(predict(machine, transport, items), read, written, parts))
+        found.append(StageCost(predict(machine, transport, items), read, written, parts, edges))
     after = [[one for _, items in items_after(plan, rank, name == "train", 0) for one in items] for rank in plan.ranks]
     return DiskCost(tuple(found), predict(machine, transport, after), machine.disk_rates)
 

@@ -253,9 +253,10 @@ def test_edges_are_read_where_memory_has_no_room_for_them(whole: RunPlan) -> Non
     tight = dataclasses.replace(tight, limit=tight.ranks[0].total_bytes + plan.edge_bytes - 1)
     cached = dataclasses.replace(tight, limit=tight.limit + 1)
     costs = [disk_cost(one, MACHINE, "train") for one in (tight, cached, dataclasses.replace(tight, limit=0), roomy)]
-    rows = plan.programs["train"].read
-    assert [sum(stage.read for stage in cost.stages) for cost in costs[1:]] == [rows] * 3
-    edges = sum(stage.read for stage in costs[0].stages) - rows
+    assert [sum(stage.read for stage in cost.stages) for cost in costs] == [plan.programs["train"].read] * 4
+    edges, *others = [sum(stage.edges for stage in cost.stages) for cost in costs]
+    assert others == [0] * 3
+    assert costs[0].compute_s == pytest.approx(costs[1].compute_s + edges / MACHINE.disk_rates.read)
     nnz = PRODUCTS.num_edges + PRODUCTS.num_vertices  # with self-loops
     panels = sum(len(stage.parts) for stage in plan.programs["train"].stages if stage.how == "columns")
     assert 0.8 * 4 * nnz * panels < edges <= 4 * nnz * panels  # of pruned rows not all
