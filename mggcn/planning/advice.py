@@ -28,6 +28,8 @@ class Room:
     """Bytes for each of P ranks; 0 if the machine cannot run so many."""
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     """Exact strategies that partition rows."""
+    began: bool = False
+    """Whether the run has begun: other results, and what a run keeps from its beginning, are out of the question."""
 
 
 def require_fit(plan: RunPlan, limit: int, room: Room | None = None) -> None:
@@ -94,8 +96,8 @@ def advice(plan: RunPlan, limit: int, room: Room | None = None) -> str:
     hints = [
         *_disk(plan, limit),
         *_ranks(plan, limit, room, most),
-        *_settings(plan, limit, room),
-        *_widths(plan, limit),
+        *(_rung(plan, limit) if room.began else _settings(plan, limit, room)),
+        *(() if room.began else _widths(plan, limit)),
     ]
     if hints:
         return " or ".join(hints) + _missing(plan, limit)
@@ -151,8 +153,7 @@ def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
             yield f"--strategy {best} would fit into {human(needs[best])}"
     if run.recompute == "off" and (need := _estimate(plan, limit=limit, recompute="on")) <= limit:
         yield f"--set run.recompute=on, which makes products again backwards, would fit into {human(need)}"
-    if plan.config.on_disk_instead and (need := _estimate(plan, limit=limit, capacity="disk")) <= limit:
-        yield f"--set run.capacity=disk, which has rows on disk, would fit into {human(need)}"
+    yield from _rung(plan, limit)
     if (
         plan.config.sample.batch
         and not plan.by_blocks
@@ -162,6 +163,12 @@ def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
         yield f"--set train.evaluate=blocks, which evaluates layer by layer, would fit into {human(need)}"
     if plan.ranks[0].pruned and _estimate(plan, limit=limit, prune="off") <= limit:
         yield "--set debug.prune=off, which computes all rows from one copy of the graph, would fit"
+
+
+def _rung(plan: RunPlan, limit: int) -> Iterator[str]:
+    """Rows on disk, where the settings have them in memory."""
+    if plan.config.on_disk_instead and (need := _estimate(plan, limit=limit, capacity="disk")) <= limit:
+        yield f"--set run.capacity=disk, which has rows on disk, would fit into {human(need)}"
 
 
 def _widths(plan: RunPlan, limit: int) -> Iterator[str]:

@@ -77,7 +77,7 @@ def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) ->
     check_available(config)
     limit = memory_limit(config)
     plan, partition = plan_graph(config, graph, limit=limit, space=space_of(config, folder))
-    require_fit(plan, limit, room_of(config))
+    require_fit(plan, limit, dataclasses.replace(room_of(config), began=True))
     write_plan(folder, plan, partition, store, graph)
     return config
 
@@ -105,5 +105,5 @@ def _plan_again(folder: Path, config: Config, graph: Graph, before: Config, cont
     stays = stays and all(getattr(config.run, name) == getattr(before.run, name) for name in MEMORY)
     limit = (content.get("limit", 0) if stays else 0) or memory_limit(config)
     plan = plan_again(config, content, limit, space_of(config, folder))
-    require_fit(plan, limit, room_of(config))
+    require_fit(plan, limit, dataclasses.replace(room_of(config), began=True))
     write_json(folder / "plan.json", to_dict(plan) | {name: content[name] for name in KEPT if name in content})
