@@ -37,7 +37,7 @@ def build() -> None:
     """Compile the kernels of all instruction sets. Raises: CalledProcessError."""
     source = ["-S", str(native.CHECKOUT), "-B", str(BUILD)]
     subprocess.run(["cmake", *source, "-DCMAKE_BUILD_TYPE=Release", "-DMGGCN_SANITIZE=ON"], check=True)
-    # Without a number make starts all compilers at once, 200 MB each.
+    # A number for the reason that native.build has.
     subprocess.run(["cmake", "--build", str(BUILD), "--parallel", str(len(os.sched_getaffinity(0)))], check=True)
 
 

@@ -103,10 +103,11 @@ def disk_table(scratch: Path | None, report: Callable[[str], None]) -> dict[str,
             f"the disk is left out: files of {printable(folder.absolute())} are in memory; name another with --scratch"
         )
         return {}
-    long = "" if scratch is None else ", for half a minute, by up to half of what is free there"
+    brief = scratch is None or in_memory(folder)  # gigabytes of memory would say no more
+    long = "" if brief else ", for half a minute, by up to half of what is free there"
     report(f"the disk of {printable(folder.absolute())}, on which rows may be{long}")
     try:
-        disk = measure_disk(folder, brief=scratch is None or in_memory(folder))
+        disk = measure_disk(folder, brief=brief)
     except (PlanError, TrainError) as error:
         if scratch is not None:
             raise

@@ -260,10 +260,12 @@ def test_pages_that_come_and_go_in_an_epoch_are_no_part_of_the_peak(
         with (tmp_path / "edges").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
             assert not any(pages[:: mmap.PAGESIZE])
             time.sleep(5 * GLANCE_S)
+        (tmp_path / "was read").touch()
 
     for name in ("plain", "reading"):
         code, _, err = finish(start("train", community, *given, "--out", tmp_path / name))
         assert code == 0, err
         monkeypatch.setattr(Linear, "run", reading)
+    assert (tmp_path / "was read").exists()  # by the process, which is forked from this one
     plain, read = (result(tmp_path / name)["measured_peak_bytes"] for name in ("plain", "reading"))
     assert abs(read - plain) < size // 4
