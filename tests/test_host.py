@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mggcn.backend.cpu.backend import CpuBackend
-from mggcn.host import again_and_again, compiles_modules, mapped_bytes, process_bytes, user_cache
+from mggcn.host import PeakMemory, again_and_again, compiles_modules, mapped_bytes, process_bytes, user_cache
 from tests.cli.runs import run_main
 
 
@@ -110,19 +110,29 @@ import mmap, sys, time
 import numpy as np
 from mggcn.host import PeakMemory, again_and_again, mapped_bytes, process_bytes
 
-size, memory = int(sys.argv[2]), PeakMemory()
+size, memory, glances = int(sys.argv[2]), PeakMemory(), []
+
+def glance():
+    memory.glance()
+    glances.append(0)
+
+def until_glanced():
+    after = len(glances) + 2  # the next one may have begun
+    while len(glances) < after:
+        time.sleep(0.002)
+
 with open(sys.argv[1], "rb") as file:
     pages = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 before = memory.look()
-with again_and_again(memory.glance, 0.002):
+with again_and_again(glance, 0.002):
     for _ in range(4):
         assert not any(pages[::mmap.PAGESIZE])
-        time.sleep(0.02)
+        until_glanced()
         pages.madvise(mmap.MADV_DONTNEED)  # as the system takes them back
 print(process_bytes("VmHWM") - mapped_bytes() - before, memory.look() - before)
-with again_and_again(memory.glance, 0.002):
+with again_and_again(glance, 0.002):
     held = np.ones(size // 16)
-    time.sleep(0.02)
+    until_glanced()
     del held
 print(memory.look() - before)
 """
@@ -136,11 +146,32 @@ def test_pages_that_came_and_went_are_no_peak(tmp_path: Path) -> None:
     with (tmp_path / "edges").open("wb") as file:
         file.truncate(size)
     command = [sys.executable, "-c", COME_AND_GO, str(tmp_path / "edges"), str(size)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
     highest, without, held = map(int, told)
     assert highest > size - others
     assert without < others
     assert size // 2 - others < held < size // 2 + others
+
+
+def test_pages_that_come_while_maps_are_read_are_no_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if pages of a file that came between the readings of two files of /proc count as memory of the process."""
+    status, own, read = tmp_path / "proc/self/status", 50 << 10, list[int]()
+    status.parent.mkdir(parents=True)
+
+    def told(files: int) -> None:
+        held = own + files
+        status.write_text(f"VmHWM:\t{held} kB\nVmRSS:\t{held} kB\nRssFile:\t{files} kB\n")
+
+    def coming(root: Path) -> int:
+        read.append(len(read))
+        mapped = 1000 * read[-1] << 10
+        told(1000 * min(read[-1] + 1, 2))  # two readings long more come
+        return mapped
+
+    monkeypatch.setattr("mggcn.host.mapped_bytes", coming)
+    told(0)
+    assert PeakMemory(tmp_path).look() == own << 10
+    assert len(read) == 3
 
 
 def test_what_is_repeated_ends_with_its_block() -> None:

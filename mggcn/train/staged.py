@@ -223,7 +223,9 @@ class StagedProgram:
 
 def watched(backend: KernelBackend) -> AbstractContextManager[None]:
     """Return a context in which pages of mapped edges, which come and go, are told from the peak of the process."""
-    return again_and_again(_windowed(backend).glance_at_memory)
+    glance = _windowed(backend).glance_at_memory
+    glance()  # the first one reads the maps of the process, best before their pages come and go
+    return again_and_again(glance)
 
 
 def _windowed(backend: KernelBackend) -> WindowedBackend:

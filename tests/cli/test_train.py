@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mggcn.config import Config, TrainConfig
-from mggcn.host import GLANCE_S
+from mggcn.host import GLANCE_S, PeakMemory
 from mggcn.model.kinds.dense import Linear
 from mggcn.runs.folder import make_run_folder
 from mggcn.train.optimizer import learning_rate
@@ -250,22 +250,30 @@ def test_pages_that_come_and_go_in_an_epoch_are_no_part_of_the_peak(
     community: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fails if a run from disk counts pages of mapped edges, which the system takes back as it needs, as its own."""
-    size, run_op = 256 << 20, Linear.run
+    size, run_op, glance, glances = 256 << 20, Linear.run, PeakMemory.glance, list[float]()
     with (tmp_path / "edges").open("wb") as file:
         file.truncate(size)
     given = [*CORA, "--epochs", 2, "--set", "run.capacity=disk", "--quiet"]
+
+    def counted(self: PeakMemory) -> None:
+        glance(self)
+        glances.append(time.monotonic())
 
     def reading(self: Linear, rt: Any, op: Any) -> None:
         run_op(self, rt, op)
         with (tmp_path / "edges").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
             assert not any(pages[:: mmap.PAGESIZE])
-            time.sleep(5 * GLANCE_S)
+            after, deadline = len(glances) + 2, time.monotonic() + 60  # the first may have begun before the pages came
+            while len(glances) < after and time.monotonic() < deadline:
+                time.sleep(GLANCE_S)
+            assert len(glances) >= after
         (tmp_path / "was read").touch()
 
     for name in ("plain", "reading"):
         code, _, err = finish(start("train", community, *given, "--out", tmp_path / name))
         assert code == 0, err
         monkeypatch.setattr(Linear, "run", reading)
+        monkeypatch.setattr(PeakMemory, "glance", counted)
     assert (tmp_path / "was read").exists()  # by the process, which is forked from this one
     plain, read = (result(tmp_path / name)["measured_peak_bytes"] for name in ("plain", "reading"))
     assert abs(read - plain) < size // 4
