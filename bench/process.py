@@ -88,7 +88,9 @@ def forget_peak() -> None:
 
 def last_line(error: BaseException) -> str:
     """What went wrong, in one line: the last one that is none of DGL's trace."""
-    lines = [line for line in str(error).strip().splitlines() if line and not line.startswith(("Stack trace:", "  [bt]"))]
+    lines = [
+        line for line in str(error).strip().splitlines() if line and not line.startswith(("Stack trace:", "  [bt]"))
+    ]
     return (lines or [type(error).__name__])[-1]
 
 

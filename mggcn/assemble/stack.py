@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.blocks.block import Capacity, Stack
-from mggcn.blocks.capacities import hops_of, shared_hops, with_extents, with_shared_extents
+from mggcn.blocks.capacities import SPARE, hops_of, shared_hops, with_extents, with_shared_extents
 from mggcn.blocks.draws import Draws
 from mggcn.blocks.sampler import Drawn, Sampler
 from mggcn.blocks.shared import Counts, Share
@@ -39,9 +39,10 @@ DRAWN = 24
 """Batches that are drawn to plan by: some seconds at most."""
 COUNTED = ("inner", "read", "remote", "entries", "last", "served")
 """What is counted of drawn batches, as in ReadRows."""
-ENOUGH, STEADY = 8, 0.02
+ENOUGH, STEADY = 8, 0.6 * SPARE
 """Batches, and one of each rank, after which no more are drawn if the largest exceed their mean by no more than a share of
-STEADY in any hop."""
+STEADY in any hop. Of 8 normal ones the largest is expected 1.4 deviations above the mean: STEADY is then 1.4 of them, and
+what a batch must exceed to be cut, SPARE more, 3.8, as one of 14,000 does."""
 SWEPT = 1 << 18
 """Vertices whose ranks are counted at once: NumPy makes eight bytes of each."""
 COMPARED = 2
