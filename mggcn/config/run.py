@@ -37,8 +37,9 @@ class RunConfig:
     """Where the kernels run."""
     precision: Literal["fp32", "tf32", "mixed", "bf16", "fp64"] = "fp32"
     """Type of activations and messages. tf32 rounds the operands of dense products; mixed rounds what is multiplied with
-    the graph, and messages, to bf16 and keeps the rest in fp32; bf16 keeps weights and sums in fp32. On GPUs with Triton
-    dense products of fp32 and mixed are three products of TF32 each, as exact as fp32's (`backend` in a run's record)."""
+    the graph, and messages, to bf16 and keeps the rest in fp32; bf16 keeps weights and sums in fp32. On GPUs of capability
+    9.0 with Triton dense products of fp32 and mixed, but for gradients of weights, are three products of TF32 each, as
+    exact as fp32's (`backend` in a run's record)."""
     order: Literal["random", "permute", "none", "ranges", "metis", "metis-balanced", "stream", "locality", "auto"] = (
         "random"
     )

@@ -16,7 +16,9 @@ MAX_LINES: Final = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig:
-    """Table [sample]: batches, whose gradient is an estimate of the whole graph's. Evaluation is always exact."""
+    """Table [sample]: batches, whose gradient is an estimate of the whole graph's. Evaluation is exact unless
+    train.evaluate is sampled.
+    """
 
     batch: Annotated[int, Range(0)] = 0
     """Training vertices of a step, on all ranks together; 0, or all: the whole graph is one step, and nothing is drawn."""
