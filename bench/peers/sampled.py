@@ -8,7 +8,9 @@ a random order of their own, the last batch as it is, and step by the mean loss 
 epoch's batches. DGL and mggcn draw in every hop of all vertices that it has. PyG's NeighborLoader draws of a vertex once,
 where it is first reached, by that hop's fan-out, and all layers read these edges: vertices near the seeds have more of
 them in the lower layers, so that losses have less noise, and are lower. "PyG, drawn again" has the others' rule. GCN is
-scaled by the degrees of a batch's blocks in all of them (sample.weights = block), not by the whole graph's.
+scaled by the degrees of a batch's blocks in all of them (sample.weights = block), not by the whole graph's: in PyG, whose
+layer knows one kind of degree, by a source's edges into it. A row's loop is beside what is drawn in all of them; in timed
+epochs of DGL it is an edge that may be drawn.
 """
 
 from __future__ import annotations

@@ -40,11 +40,15 @@ def dgl_library(job: dict[str, Any]) -> Contender:
     dgl.utils.set_num_threads(job["threads"])
     dgl.seed(job.get("seed", 1))
     imported, store = held(), Path(job["store"])
-    looped = job["part"] in ("train", "losses") and job["kind"] != "sage"
-    indptr, indices = with_loops(store) if looped else (np.load(store / f"{n}.npy") for n in ("indptr", "indices"))
-    csc = (torch.from_numpy(indptr), torch.from_numpy(indices).long(), torch.empty(0, dtype=torch.int64))
-    graph = dgl.graph(("csc", csc), num_nodes=indptr.size - 1).formats("csc")
-    del indptr, indices, csc
+    has_loops = job["kind"] != "sage"
+
+    def graph_of(looped: bool) -> Any:
+        indptr, indices = with_loops(store) if looped else (np.load(store / f"{n}.npy") for n in ("indptr", "indices"))
+        csc = (torch.from_numpy(indptr), torch.from_numpy(indices).long(), torch.empty(0, dtype=torch.int64))
+        return dgl.graph(("csc", csc), num_nodes=indptr.size - 1).formats("csc")
+
+    # Timed as its users have it, a loop being an edge that may be drawn. Of losses every row has its own, as in mggcn.
+    graph = graph_of(has_loops and job["part"] == "train")
     train, labels = (torch.from_numpy(array) for array in targets(store))
     known = torch.empty(graph.num_nodes(), dtype=torch.int64)
     known[train] = labels
@@ -80,10 +84,17 @@ def dgl_library(job: dict[str, Any]) -> Contender:
         for number, conv in enumerate(net.layers, start=1):
             conv.weight.copy_(torch.from_numpy(weights[f"layers.{number}.weight"]))
 
-    def step(net: Any, batch: Any) -> Any:
-        return net(batch[2], x.index_select(0, batch[0])), known[batch[1]]
+    def with_own(block: Any) -> Any:
+        own, (sources, destinations) = torch.arange(block.num_dst_nodes()), block.edges()
+        edges = torch.cat([sources, own]), torch.cat([destinations, own])
+        return dgl.create_block(edges, block.num_src_nodes(), block.num_dst_nodes())
 
-    whole = graph.formats(["csc", "csr"])  # GraphConv counts the edges that leave a vertex
+    def step(net: Any, batch: Any) -> Any:
+        blocks = [with_own(block) for block in batch[2]] if has_loops and job["part"] == "losses" else batch[2]
+        return net(blocks, x.index_select(0, batch[0])), known[batch[1]]
+
+    # GraphConv counts the edges that leave a vertex.
+    whole = graph_of(has_loops).formats(["csc", "csr"]) if job["part"] == "losses" else None
     sampled = Sampled(loader, train.numel(), x, layer, step, start, whole)
     return trained(job, sampled, {"imported": imported})
 
