@@ -32,6 +32,7 @@ from tests.backend.cases import BATTERY, GUARD, host
 from tests.backend.cuda import test_spmm
 from tests.backend.emulated import WORKSPACE_BYTES
 from tests.emulator.device import EmulatedDevice
+from tests.emulator.test_emulator import run
 
 APART = 2**31
 STAR = BATTERY[3]
@@ -175,3 +176,14 @@ def test_offsets_of_rows_have_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         check(backend)
     kernels = {name for path in folder().glob("*.cu") for name in parameters(path.read_text())}
     assert kernels - launched == WITHOUT_ROWS
+
+
+@pytest.mark.emulated
+def test_an_offset_of_32_bits_is_seen() -> None:
+    """Fails if rows so far apart do not show that a kernel multiplies a row by a stride in 32 bits."""
+    backend = CudaBackend(torch.float32, EmulatedDevice(5), WORKSPACE_BYTES)
+    for broken in (False, True):
+        view = far(backend, 9, 1, fill=0.0)[0]
+        memory = torch.as_strided(view, (8 * APART // 4 + 1,), (1,)).numpy()
+        run("rows_apart", 1, 9, memory, np.int64(APART // 4), np.int32(broken))
+        assert view[:, 0].tolist() == ([2.0] + [1.0] * 7 + [0.0] if broken else [1.0] * 9)

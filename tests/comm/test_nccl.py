@@ -408,9 +408,16 @@ class Strict:
         vars(self)[name] = value
 
 
-def test_threads_that_start_and_end_nccl_use_the_gpu_of_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a thread of its own starts or releases NCCL on GPU 0, where every rank would make a context."""
+@pytest.mark.parametrize("planted", [False, True])
+def test_threads_that_start_and_end_nccl_use_the_gpu_of_their_rank(
+    planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a thread of its own starts or releases NCCL on GPU 0, where every rank would make a context, or if threads
+    that name no GPU are not seen to do so.
+    """
     contexts, device = Contexts(monkeypatch), torch.device("cuda", 3)
+    if planted:
+        monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     backend = SimpleNamespace(eager_connect_single_device=contexts.call)
     group = SimpleNamespace(_get_backend=lambda device: backend)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
@@ -420,7 +427,7 @@ def test_threads_that_start_and_end_nccl_use_the_gpu_of_their_rank(monkeypatch: 
     made = RealNccl({})
     opened = distributed.aside(lambda: made.open(device, timedelta(seconds=90))).result(HANGING_S)
     distributed.aside(lambda: made.close(opened)).result(HANGING_S)
-    assert contexts.made == {3}
+    assert contexts.made == {0 if planted else 3}
 
 
 def test_what_is_asked_of_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,3 +173,16 @@ extern "C" __global__ void sum_blocks(const int* in, int* sums, unsigned* arrive
   for (unsigned b = 0; b < gridDim.x; ++b) all += broken == 7 ? __ldcg(sums + b) : sums[b];
   *out = all, *arrived = 0;
 }
+
+// Adds 1 to a number of each row, `ld` numbers apart; `broken`: rows are multiplied by it in 32 bits.
+extern "C" __global__ void rows_apart(float* data, long long ld, int broken) {
+  const unsigned row = threadIdx.x;
+  data[broken ? row * (unsigned)ld : row * ld] += 1.0f;
+}
+
+// x y without the product that was kept before: 0, unless a compiler fuses the product and the difference.
+extern "C" __global__ void difference(const float* x, const float* y, float* kept, float* out) {
+  kept[threadIdx.x] = x[threadIdx.x] * y[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = x[threadIdx.x] * y[threadIdx.x] - kept[threadIdx.x];
+}

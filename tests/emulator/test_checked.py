@@ -84,11 +84,33 @@ def test_accesses_outside_a_tensor_are_seen(room: int, by: int, said: str) -> No
     assert done.stdout == "survived\n"
 
 
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        pytest.param("memory", "READ of size 4", marks=pytest.mark.full),
+        ("races", "planted.py::test_races"),
+        pytest.param("fused", "planted.py::test_fused", marks=pytest.mark.full),
+    ],
+)
+def test_the_command_finds_what_was_planted(mode: str, said: str) -> None:
+    """Fails if the checks of a mode do not reach the tests that the command runs, in its workers too."""
+    planted = ["tests/emulator/planted.py", "-q", "-p", "no:cacheprovider", "-n", "1"]
+    command = [sys.executable, "-m", "tests.emulator.checked", mode, *planted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert said in done.stdout + done.stderr
+    if mode != "memory":  # whose report ends the process
+        assert "1 failed, 2 passed" in done.stdout
+    plain = [sys.executable, "-m", "pytest", *planted]
+    assert mode != "races" or subprocess.run(plain, capture_output=True, check=False).returncode == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", ["memory", "races"])
 def test_no_kernel_does_either(mode: str) -> None:
     """Fails if a kernel reads or writes outside a tensor, or its threads or blocks race, in a test of tests/backend."""
     command = [sys.executable, "-m", "tests.emulator.checked", mode, "tests/backend", "-k", "emulated", "-q", "-n", "2"]
+    command += ["--timeout", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -136,16 +136,23 @@ def test_cupy_is_given_the_stream_by_the_name_that_it_knows() -> None:
     assert cuda_device.cupy_stream(Old, 4096, 1) == ("ExternalStream", 4096, 1)
 
 
-def test_a_thread_that_waits_for_a_copy_makes_no_context_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a thread that draws batches ahead waits on GPU 0, where each of the other ranks would take half a GiB."""
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_thread_that_waits_for_a_copy_makes_no_context_elsewhere(
+    planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a thread that draws batches ahead waits on GPU 0, where each of the other ranks would take half a GiB, or if
+    one that names no GPU is not seen to do so.
+    """
     contexts = Contexts(monkeypatch)
+    if planted:
+        monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     stream = SimpleNamespace(device=torch.device("cuda", 3))
     event = cuda_device.CudaEvent(stream)  # type: ignore[arg-type]  # a stand-in
     for wait in (event.synchronize, event.done):
         thread = threading.Thread(target=wait)
         thread.start()
         thread.join()
-    assert contexts.made == {3}
+    assert contexts.made == {0 if planted else 3}
 
 
 class Registers:
