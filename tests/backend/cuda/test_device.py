@@ -152,7 +152,7 @@ def test_a_thread_that_waits_for_a_copy_makes_no_context_elsewhere(
         thread = threading.Thread(target=wait)
         thread.start()
         thread.join()
-    assert contexts.made == {0 if planted else 3}
+    assert contexts.made == ({0, 3} if planted else {3})  # the event's own is on its stream's GPU
 
 
 class Registers:
