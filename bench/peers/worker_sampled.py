@@ -93,8 +93,8 @@ def dgl_library(job: dict[str, Any]) -> Contender:
         blocks = [with_own(block) for block in batch[2]] if has_loops and job["part"] == "losses" else batch[2]
         return net(blocks, x.index_select(0, batch[0])), known[batch[1]]
 
-    # GraphConv counts the edges that leave a vertex.
-    whole = graph_of(has_loops).formats(["csc", "csr"]) if job["part"] == "losses" else None
+    # GraphConv counts the edges that leave a vertex, and attention wants pairs.
+    whole = graph_of(has_loops).formats(["coo", "csr", "csc"]) if job["part"] == "losses" else None
     sampled = Sampled(loader, train.numel(), x, layer, step, start, whole)
     return trained(job, sampled, {"imported": imported})
 
