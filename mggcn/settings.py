@@ -78,7 +78,7 @@ class Continued(TypedDict, total=False):
     threads: int
     bind: Literal["auto", "off"]
     memory_limit: int | str
-    capacity: Literal["auto", "memory", "disk"]
+    capacity: Literal["auto", "memory", "host", "disk"]
     scratch: str
     log: Literal["none", "tensorboard"]
     timeout_s: float

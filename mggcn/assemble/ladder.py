@@ -1,7 +1,7 @@
 """The capacity ladder: the first of a run's rungs that fits (run.capacity auto). Needs no torch.
 
-Everything in memory, then products made again backwards, then rows on disk: each takes less memory than the one before and
-more seconds, and gives the same bits.
+Everything in memory, then products made again backwards, then rows on disk, or of a GPU on the host: each takes less memory
+than the one before and more seconds, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from mggcn.config import Config
 from mggcn.errors import ConfigError, PlanError
 from mggcn.files import reason
 from mggcn.memory.device import ANY
+from mggcn.memory.units import free_bytes
 from mggcn.planning.run import Ladder, RunPlan, Space
 
 Planned = Callable[[Config, int], RunPlan]
 """Plans a run whose capacity is not auto, for so many bytes of a rank where rows are on disk."""
+HOST: Final = "the host's memory"
 RUNS: Final = Path("runs")
 """Where run folders are made that were not named."""
 
 
 def space_of(config: Config, out: Path | None = None) -> Space:
     """Return the folder in which a run may have rows on disk, and what is free there: run.scratch, or the run folder `out`,
-    which need not exist yet. Raises: PlanError if run.scratch is no folder.
+    which need not exist yet; of a run on GPUs the host's memory. Raises: PlanError if run.scratch is no folder.
     """
+    if config.last_rung == "host":
+        return Space(HOST, free_bytes())
     if config.run.scratch:
         folder = Path(config.run.scratch)
         try:
@@ -60,7 +64,7 @@ def in_memory(folder: Path) -> bool:
 
 def space_elsewhere(config: Config) -> Space:
     """Return the same for a machine that is not at hand: as much as it takes."""
-    return Space(config.run.scratch or "the run folder", ANY)
+    return Space(HOST if config.last_rung == "host" else config.run.scratch or "the run folder", ANY)
 
 
 def climb(config: Config, planned: Planned, limit: int, space: Space) -> RunPlan:
@@ -71,7 +75,10 @@ def climb(config: Config, planned: Planned, limit: int, space: Space) -> RunPlan
     """
     if config.run.capacity != "auto":
         plan = planned(config, limit if config.run.capacity == "disk" else 0)
-        return plan if not plan.on_disk else dataclasses.replace(plan, ladder=_ladder(limit, (), space, plan))
+        if plan.on_host and plan.largest.total_bytes > limit:
+            plan = planned(config, limit)  # in further steps, whose copies nothing runs beside
+        moves = plan.on_disk or plan.on_host
+        return dataclasses.replace(plan, ladder=_ladder(limit, (), space, plan)) if moves else plan
     first = dataclasses.replace(planned(config.on_rung("memory"), 0), config=config)
     if first.largest.total_bytes <= limit or not config.climbs:
         return first
@@ -83,20 +90,20 @@ def climb(config: Config, planned: Planned, limit: int, space: Space) -> RunPlan
         if again.largest.total_bytes < first.largest.total_bytes:
             passed.append(again)
     try:
-        disk = dataclasses.replace(planned(config.on_rung("disk"), limit), config=config)
+        last = dataclasses.replace(planned(config.on_rung(config.last_rung), limit), config=config)
     except (ConfigError, PlanError) as error:
         missing = str(error).partition(";")[0]
         return dataclasses.replace(first, ladder=_ladder(limit, passed, space, missing=missing))
-    ladder = _ladder(limit, passed, space, disk)
-    fits = disk.largest.total_bytes <= limit and ladder.has_space
-    return dataclasses.replace(disk if fits else first, ladder=ladder)
+    ladder = _ladder(limit, passed, space, last)
+    fits = last.largest.total_bytes <= limit and ladder.has_space
+    return dataclasses.replace(last if fits else first, ladder=ladder)
 
 
 def _ladder(
-    limit: int, passed: Sequence[RunPlan], space: Space, disk: RunPlan | None = None, missing: str = ""
+    limit: int, passed: Sequence[RunPlan], space: Space, last: RunPlan | None = None, missing: str = ""
 ) -> Ladder:
     need = 0
-    if disk is not None:  # this machine has the files of its own ranks
-        files = sorted(rank.disk.file_bytes for rank in disk.ranks if rank.disk is not None)
-        need = sum(files[-ranks_here(len(files)) :])
-    return Ladder(limit=limit, passed=tuple(passed), space=space, disk=disk, disk_bytes=need, missing=missing)
+    if last is not None:  # this machine has the files, or the pinned memory, of its own ranks
+        each = sorted(rank.host_bytes if rank.disk is None else rank.disk.file_bytes for rank in last.ranks)
+        need = sum(each[-ranks_here(len(each)) :])
+    return Ladder(limit=limit, passed=tuple(passed), space=space, last=last, last_bytes=need, missing=missing)

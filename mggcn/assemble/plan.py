@@ -278,11 +278,11 @@ def plan_graph(
 def fitted(config: Config, planned: Callable[..., RunPlan], limit: int | None, space: Space | None = None) -> RunPlan:
     """Return the plan with the rung of run.capacity that fits, and the evaluation that train.evaluate names.
 
-    planned: plans a configuration, for so many bytes of a rank where rows are on disk. limit: bytes that a rank may use;
-    None: memory_limit, but run.capacity auto then leaves everything in memory. space: for rows on disk, by default
-    `space_of`. Raises: as `climb`, `with_evaluation`.
+    planned: plans a configuration, for so many bytes of a rank where rows are on disk or on the host. limit: bytes that a
+    rank may use; None: memory_limit, but run.capacity auto then leaves everything in memory. space: for rows on disk, by
+    default `space_of`. Raises: as `climb`, `with_evaluation`.
     """
-    if config.run.capacity != "disk" and (limit is None or not config.climbs):
+    if config.run.capacity not in ("host", "disk") and (limit is None or not config.climbs):
         return with_evaluation(config, planned, limit)
     most = memory_limit(config) if limit is None else limit
 
@@ -383,7 +383,8 @@ def plan_again(config: Config, content: Mapping[str, Any], limit: int, space: Sp
     plan.json records: partition, kernels and bits stay. limit, space: as of `climb`. Raises: as `climb`.
     """
     strategy = STRATEGIES[config.run.strategy]
-    shared = {**content, "capacity": "memory", "per_rank": ()}  # neither its rung nor its panels
+    # Neither its rung nor its panels, nor what was on the host.
+    shared = {**content, "capacity": "memory", "per_rank": (), "hosted_steps": 0}
 
     def planned(of: Config, most: int) -> RunPlan:
         return plan_from_dict(of, {**shared, "limit": most}, strategy)

@@ -67,6 +67,7 @@ from mggcn.train.batches import BatchLoader
 from mggcn.train.block_evaluator import BlockEvaluator, EvaluatedGraph, SplitScores, required_rows
 from mggcn.train.engine import Stop
 from mggcn.train.epoch import LoadBatch
+from mggcn.train.hosted import PinnedRows
 from mggcn.train.inputs import load_inputs
 from mggcn.train.learned import LearnedRows
 from mggcn.train.link_scores import LinkScores
@@ -502,6 +503,7 @@ def _allocate_runtime(
         clock=backend.allocate(16).view(torch.int64),
         comm=context.comm,
         learned=learned,
+        host=PinnedRows(plan.hosted, backend) if plan.hosted else None,
     )
 
 

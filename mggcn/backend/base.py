@@ -163,9 +163,11 @@ class KernelBackend(Protocol):
         """
         ...
 
-    def pinned(self, nbytes: int) -> Tensor:
-        """Return zeroed host memory as uint8, aligned to a page, which the device reads by itself while the host goes on;
-        on the CPU any memory.
+    def pinned(self, nbytes: int, *, required: bool = False) -> Tensor:
+        """Return zeroed host memory as uint8, aligned to a page, which the device reads and writes by itself while the host
+        goes on; on the CPU any memory.
+
+        required: whether memory that the system refuses to pin will not do. Raises: BackendError then.
         """
         ...
 

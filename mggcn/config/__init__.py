@@ -38,6 +38,8 @@ MetricName = Literal[
     "hits@100",
 ]
 """Scores that the history may have."""
+Rung = Literal["memory", "recompute", "host", "disk"]
+"""Where rows are between the ops of an epoch: what run.capacity auto chooses from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,26 +385,31 @@ class Config:
         """Return the same settings with another train.evaluate."""
         return dataclasses.replace(self, train=dataclasses.replace(self.train, evaluate=how))
 
-    def on_rung(self, rung: Literal["memory", "recompute", "disk"]) -> Config:
+    def on_rung(self, rung: Rung) -> Config:
         """Return the same settings with run.capacity auto replaced: recompute is in memory, too, with run.recompute on."""
-        capacity: Literal["memory", "disk"] = "disk" if rung == "disk" else "memory"
+        capacity: Literal["memory", "host", "disk"] = "memory" if rung == "recompute" else rung
         again: Literal["off", "on"] = "on" if rung == "recompute" else self.run.recompute
         return dataclasses.replace(self, run=dataclasses.replace(self.run, capacity=capacity, recompute=again))
 
     @property
     def climbs(self) -> bool:
         """Whether run.capacity auto may choose."""
-        return self.run.capacity == "auto" and self._pages
+        return self.run.capacity == "auto" and self._moves
 
     @property
-    def on_disk_instead(self) -> bool:
-        """Whether run.capacity memory keeps rows in memory that could be on disk."""
-        return self.run.capacity == "memory" and self._pages
+    def moves_instead(self) -> bool:
+        """Whether run.capacity memory keeps rows in memory that could be on the last rung."""
+        return self.run.capacity == "memory" and self._moves
 
     @property
-    def _pages(self) -> bool:
-        """Whether rows could be on disk: those of runs over the whole graph on CPUs."""
-        return self.run.device == "cpu" and not self.sample.batch and not self.data.learned
+    def last_rung(self) -> Literal["host", "disk"]:
+        """Where rows are that memory does not hold: of a GPU on the host, of CPUs on disk."""
+        return "host" if self.run.device == "cuda" else "disk"
+
+    @property
+    def _moves(self) -> bool:
+        """Whether rows could be on the last rung: those of runs over the whole graph."""
+        return not self.sample.batch and not self.data.learned
 
     @property
     def reads_whole_batches(self) -> bool:

@@ -78,11 +78,12 @@ class RunConfig:
     recompute: Literal["off", "on"] = "off"
     """Rows that dense products made and the backward pass reads: on computes them again where their operand is kept
     anyway, for less memory and the time of these products; the same bits."""
-    capacity: Literal["auto", "memory", "disk"] = "auto"
+    capacity: Literal["auto", "memory", "host", "disk"] = "auto"
     """Where rows are between the ops of an epoch, with the same bits in every case. memory: all that the backward pass
-    reads stays there. disk: in a file, of which ops read some rows or some columns at a time, as many as `memory_limit`
-    lets: less memory, more seconds; for whole graphs on CPUs. auto: the first that fits of memory, memory with `recompute`
-    on, and disk (docs/capacity.md)."""
+    reads stays there. host, for whole graphs on GPUs: in pinned memory of the host from the forward to the backward pass,
+    of as few matrices as `memory_limit` asks for, without one of all. disk, for whole graphs on CPUs: in a file, of which
+    ops read some rows or some columns at a time, as many as `memory_limit` lets. Both take less memory and more seconds.
+    auto: the first that fits of memory, memory with `recompute` on, and host or disk (docs/capacity.md)."""
     scratch: str = ""
     """Folder, on a fast disk, of the file that holds rows on disk; by default the run folder. The file has no name, and is
     gone with the process."""

@@ -23,6 +23,7 @@ from mggcn.model.kinds.combine import Own
 from mggcn.model.kinds.dense import Linear, SparseLinear
 from mggcn.model.kinds.elementwise import EpilogueSpec
 from mggcn.model.kinds.ends import DroppedValues, Input, Score, input_name
+from mggcn.model.kinds.hosted import ToHost
 from mggcn.model.rewrite.first_sums import FirstSums, read_first_sums
 from mggcn.model.rewrite.fusion import (
     add_own_rows,
@@ -31,6 +32,7 @@ from mggcn.model.rewrite.fusion import (
     fuse_epilogues,
     fuse_gradients,
 )
+from mggcn.model.rewrite.host import keep_on_host
 from mggcn.model.rewrite.patterns import Users, does, followed_by, in_a_row, only_user
 from mggcn.model.rewrite.products import AGGREGATED_FIRST, keep_sparse, merge_products, order_products, precompute
 from mggcn.model.rewrite.scales import push_scales
@@ -111,6 +113,15 @@ class Values:
     exact: Graph | None = None
     first: FirstSums | None = None
     """What batches read in place of the first block's edges."""
+    hosted: int = 0
+    """The steps of `keep_on_host` that training took; 0: its rows stay in memory of the device."""
+
+    def on_host(self, steps: int) -> Values:
+        """Return the same network, but let training keep rows on the host, in so many steps. Raises: as `keep_on_host`."""
+        training = keep_on_host(self.training, steps)
+        count = sum(isinstance(value.kind, ToHost) for value in training.values())
+        line = f"rows on the host: {count} matrices between the forward and the backward pass"
+        return replace(self, training=training, explained=(*self.explained, line), hosted=steps)
 
     def pruned(self, blocks: Mapping[int, Block]) -> Values:
         """Return the same network, but let the training aggregations named by site run over smaller blocks."""

@@ -173,11 +173,32 @@ class Target(Protocol):
         ...
 
 
+class HostRows(Protocol):
+    """Slots in the host's memory for rows of a rank, and the copies on their way, one at a time for each slot."""
+
+    def send(self, slot: int, rows: Tensor) -> None:
+        """Begin to copy rows to a slot, behind all that the rank has queued and beside what it queues from here on."""
+        ...
+
+    def fetch(self, slot: int, out: Tensor) -> None:
+        """Begin to copy a slot back, likewise: what was sent to it last."""
+        ...
+
+    def wait(self, slot: int) -> None:
+        """Order what the rank queues from here on behind the slot's last copy."""
+        ...
+
+
 class Runtime(Protocol):
     """The data that ops work on: the named buffers of one rank and its constant tensors."""
 
     @property
     def backend(self) -> KernelBackend: ...
+
+    @property
+    def host(self) -> HostRows | None:
+        """Where rows lie that a program keeps on the host; None if it keeps none there."""
+        ...
 
     @property
     def clock(self) -> Tensor:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from mggcn.aggregate.base import Strategy
 from mggcn.errors import ConfigError, GraphError, PlanError
@@ -16,6 +16,8 @@ from mggcn.memory.units import human
 from mggcn.planning.run import RunPlan, plan_ranks
 
 MAX_ADVISED_RANKS = 1024
+WHERE: Final = {"disk": "on disk", "host": "on the host"}
+"""Where rows are on the last rung, in words."""
 SAMPLING_MARGIN = 1.02
 """Margin on expected nonzeros: those of a real assignment scatter about the expectation."""
 
@@ -33,8 +35,8 @@ class Room:
 
 
 def require_fit(plan: RunPlan, limit: int, room: Room | None = None) -> None:
-    """Raise PlanError if a rank needs more than `limit` bytes, or rows on disk more than is free there; the message says
-    what would fit.
+    """Raise PlanError if a rank needs more than `limit` bytes, or rows on disk or on the host more than is free there; the
+    message says what would fit.
     """
     if lacking := lacking_space(plan):
         raise PlanError(lacking)
@@ -54,12 +56,17 @@ def fits(plan: RunPlan, limit: int) -> bool:
 
 
 def lacking_space(plan: RunPlan) -> str:
-    """Say what rows on disk need where the folder lacks it; "" if it does not."""
+    """Say what rows on disk or on the host need where that lacks it; "" if it does not."""
     ladder = plan.ladder
-    if ladder is None or not plan.on_disk or ladder.has_space:
+    if ladder is None or not (plan.on_disk or plan.on_host) or ladder.has_space:
         return ""
+    if plan.on_host:
+        return (
+            f"rows on the host need {human(ladder.last_bytes)} of its memory, pinned, and {human(ladder.space.free)} are "
+            "free; free memory there, or use narrower hidden layers"
+        )
     return (
-        f"rows on disk need {human(ladder.disk_bytes)} in {ladder.space.folder}, {human(ladder.space.free)} are free; free "
+        f"rows on disk need {human(ladder.last_bytes)} in {ladder.space.folder}, {human(ladder.space.free)} are free; free "
         "space there, or name a folder on another disk: --set run.scratch=FOLDER"
     )
 
@@ -79,7 +86,7 @@ def require_pinned(plan: RunPlan, ranks: int, free: int) -> None:
 def smallest_ranks(plan: RunPlan, limit: int) -> int:
     """Return the smallest number of ranks, each with `limit` bytes, that fits; the plan's own if none smaller does."""
     own = plan.config.run.ranks
-    if plan.on_disk:  # whatever has too few ranks has more on disk
+    if plan.on_disk or plan.on_host:  # whatever has too few ranks has more there
         return own
     return _first(1, own, lambda p: _estimate(plan, p, limit=limit) <= limit) or own
 
@@ -94,7 +101,7 @@ def advice(plan: RunPlan, limit: int, room: Room | None = None) -> str:
     if not room.per_rank(most):
         most = bisect.bisect_left(range(1, most + 1), True, key=lambda p: not room.per_rank(p))
     hints = [
-        *_disk(plan, limit),
+        *_space(plan, limit),
         *_ranks(plan, limit, room, most),
         *(_rung(plan, limit) if room.began else _settings(plan, limit, room)),
         *(() if room.began else _widths(plan, limit)),
@@ -107,27 +114,28 @@ def advice(plan: RunPlan, limit: int, room: Room | None = None) -> str:
     return f"no number of ranks up to {most} would fit{why}{missing}; free memory or raise --memory-limit"
 
 
-def _disk(plan: RunPlan, limit: int) -> Iterator[str]:
-    """Rows on a disk with more space."""
+def _space(plan: RunPlan, limit: int) -> Iterator[str]:
+    """Rows on a disk with more space, or on a host with more memory."""
     ladder = plan.ladder
-    if ladder is None or ladder.disk is None or plan.on_disk:
+    if ladder is None or ladder.last is None or plan.rung == ladder.last.rung:
         return
-    if (need := ladder.disk.largest.total_bytes) <= limit:
+    if (need := ladder.last.largest.total_bytes) <= limit:
+        where = "a host" if ladder.last.on_host else "--set run.scratch=FOLDER on a disk"
         yield (
-            f"--set run.scratch=FOLDER on a disk with {human(ladder.disk_bytes)} for rows ({ladder.space.folder} has "
-            f"{human(ladder.space.free)}) would fit into {human(need)}"
+            f"{where} with {human(ladder.last_bytes)} for rows ({ladder.space.folder} has {human(ladder.space.free)}) "
+            f"would fit into {human(need)}"
         )
 
 
 def _missing(plan: RunPlan, limit: int) -> str:
-    """Say why rows on disk do not help, if they were tried."""
-    ladder = plan.ladder
-    if ladder is None or plan.on_disk:
+    """Say why rows on disk, or on the host, do not help, if they were tried."""
+    ladder, where = plan.ladder, WHERE[plan.config.last_rung]
+    if ladder is None or plan.on_disk or plan.on_host:
         return ""
-    if ladder.disk is not None:
-        need = ladder.disk.largest.total_bytes
-        return f"; with rows on disk {human(need)} are needed at least" if need > limit else ""
-    return f"; rows cannot be on disk: {ladder.missing}" if ladder.missing else ""
+    if ladder.last is not None:
+        need = ladder.last.largest.total_bytes
+        return f"; with rows {where} {human(need)} are needed at least" if need > limit else ""
+    return f"; rows cannot be {where}: {ladder.missing}" if ladder.missing else ""
 
 
 def _ranks(plan: RunPlan, limit: int, room: Room, most: int) -> Iterator[str]:
@@ -166,9 +174,10 @@ def _settings(plan: RunPlan, limit: int, room: Room) -> Iterator[str]:
 
 
 def _rung(plan: RunPlan, limit: int) -> Iterator[str]:
-    """Rows on disk, where the settings have them in memory."""
-    if plan.config.on_disk_instead and (need := _estimate(plan, limit=limit, capacity="disk")) <= limit:
-        yield f"--set run.capacity=disk, which has rows on disk, would fit into {human(need)}"
+    """Rows on disk, or on the host, where the settings have them in memory."""
+    last = plan.config.last_rung
+    if plan.config.moves_instead and (need := _estimate(plan, limit=limit, capacity=last)) <= limit:
+        yield f"--set run.capacity={last}, which has rows {WHERE[last]}, would fit into {human(need)}"
 
 
 def _widths(plan: RunPlan, limit: int) -> Iterator[str]:
@@ -201,7 +210,7 @@ def _estimate(
 ) -> int:
     """Predicted peak of the largest rank for another number of ranks, narrower layers or other settings of [run].
 
-    limit: bytes of a rank, which rows on disk leave room for others in.
+    limit: bytes of a rank, which rows on disk or on the host leave room for others in.
     """
     ranks = ranks or plan.config.run.ranks
     model = dataclasses.replace(plan.config.model, hidden=_narrowed(plan.config.model.hidden, share))
@@ -233,7 +242,7 @@ def _estimate(
                 sorted(chosen),
                 plan.nccl,
                 figures=plan.figures,
-                limit=limit if config.run.capacity == "disk" else 0,
+                limit=limit if config.run.capacity in ("host", "disk") else 0,
             )
         )
     except (ConfigError, GraphError, PlanError):

@@ -7,18 +7,20 @@ from contextlib import suppress
 from typing import Any, Final
 
 from mggcn.cost.disk import DiskCost
-from mggcn.cost.machine import Machine
+from mggcn.cost.machine import UPLOAD, Machine
 from mggcn.errors import MggcnError
 from mggcn.memory.units import human
+from mggcn.planning.advice import WHERE
 from mggcn.planning.cost_text import seconds_text
 from mggcn.planning.disk import StagePlan
-from mggcn.planning.op_cost import disk_cost, epoch_cost
+from mggcn.planning.op_cost import disk_cost, epoch_cost, host_cost
 from mggcn.planning.run import Ladder, RankPlan, RunPlan
 from mggcn.planning.text import table
 
 NAMES: Final = {
     "memory": "everything in memory",
     "recompute": "products made again (run.recompute=on)",
+    "host": "rows on the host",
     "disk": "rows on disk",
 }
 SLOW: Final = 10.0
@@ -36,9 +38,9 @@ def rung_lines(plan: RunPlan, machine: Machine) -> list[str]:
     taken = f"products are made again backwards: {human(plan.largest.total_bytes)}"
     if plan.on_disk:
         folder = "" if ladder is None else f" in {ladder.space.folder}"
-        taken = (
-            f"rows between stages go to disk: {human(plan.disk_bytes)}{folder}, {human(_moved(plan))} moved an epoch"
-        )
+        taken = f"rows between stages go to disk: {human(plan.disk_bytes)}{folder}, {human(plan.moved)} moved an epoch"
+    elif plan.on_host:
+        taken = f"{plan.elsewhere} from the forward to the backward pass, {human(plan.moved)} moved an epoch"
     taken += _epoch_s(plan, machine)
     if ladder is None or not ladder.passed:
         return [taken]
@@ -75,6 +77,8 @@ def _epoch_s(plan: RunPlan, machine: Machine) -> str:
     if (seconds := _seconds(plan, machine)) == "-":
         return ""
     bound = f", bound by {disk_cost(plan, machine, 'train').bound}{_assumed(machine)}" if plan.on_disk else ""
+    if plan.on_host:
+        bound = f", {seconds_text(host_cost(plan, machine).waiting_s)} of them waiting for copies"
     return f", {seconds} an epoch{bound}"
 
 
@@ -85,6 +89,8 @@ def disk_lines(plan: RunPlan, machine: Machine, *, explain: bool = False) -> lis
     Raises: PlanError, ConfigError as `epoch_cost`.
     """
     lines = [] if plan.ladder is None else _ladder_lines(plan, plan.ladder, machine)
+    if plan.on_host:
+        lines += _host_lines(plan, machine, explain=explain)
     if not plan.on_disk:
         return lines
     lines += ["", "rows on disk", *(line for name in ("train", "evaluate") for line in _program(plan, machine, name))]
@@ -97,33 +103,34 @@ def disk_lines(plan: RunPlan, machine: Machine, *, explain: bool = False) -> lis
 
 
 def _ladder_lines(plan: RunPlan, ladder: Ladder, machine: Machine) -> list[str]:
-    header = ("", "rung", "memory", "on disk", "moved an epoch", "predicted", "verdict")
+    where = WHERE[plan.config.last_rung]
+    header = ("", "rung", "memory", where, "moved an epoch", "predicted", "verdict")
     rows = [
         (
             "*" if one.rung == plan.rung else "",
             NAMES[one.rung],
             human(one.largest.total_bytes),
-            human(ladder.disk_bytes) if one.on_disk else "-",
-            human(_moved(one)) if one.on_disk else "-",
+            human(ladder.last_bytes) if one is ladder.last else "-",
+            human(one.moved) if one.moved else "-",
             _seconds(one, machine),
             _verdict(one, ladder),
         )
         for one in _planned(plan, ladder)
     ]
     if ladder.missing:
-        rows.append(("", NAMES["disk"], "-", "-", "-", "-", f"not possible: {ladder.missing}"))
+        rows.append(("", NAMES[plan.config.last_rung], "-", "-", "-", "-", f"not possible: {ladder.missing}"))
     return ["", f"rungs of run.capacity, {human(ladder.limit)} per rank may be used", *table(header, rows)]
 
 
 def _planned(plan: RunPlan, ladder: Ladder) -> list[RunPlan]:
-    disk = [] if ladder.disk is None else [ladder.disk]
-    return [*ladder.passed, *([plan] if plan.again else []), *disk]
+    last = [] if ladder.last is None else [ladder.last]
+    return [*ladder.passed, *([plan] if plan.again else []), *last]
 
 
 def _verdict(plan: RunPlan, ladder: Ladder) -> str:
     if plan.largest.total_bytes > ladder.limit:
         return "does not fit"
-    if plan.on_disk and not ladder.has_space:
+    if plan is ladder.last and not ladder.has_space:
         return f"{ladder.space.folder} has {human(ladder.space.free)}"
     return "fits"
 
@@ -154,14 +161,24 @@ def _bound(cost: DiskCost) -> str:
     )
 
 
+def _host_lines(plan: RunPlan, machine: Machine, *, explain: bool) -> list[str]:
+    """Say what goes to the host and back in an epoch, and in what seconds; explain: also each matrix."""
+    rank, cost = plan.largest, host_cost(plan, machine)
+    lines = [
+        "",
+        "rows on the host",
+        f"  an epoch copies {human(rank.host_bytes)} of a rank there and back, {len(rank.hosted)} matrices at "
+        f"{(machine.device.upload or UPLOAD) / 1e9:.1f} GB/s, beside computing: {seconds_text(cost.copying_s)}, for "
+        f"{seconds_text(cost.waiting_s)} of which computing waits",
+    ]
+    if explain:
+        rows = [(slot, spec.name, human(spec.nbytes)) for slot, spec in enumerate(rank.hosted, 1)]
+        lines += [f"  slots of rank {rank.rank}, pinned", *table(("slot", "what", "bytes"), rows)]
+    return lines
+
+
 def _assumed(machine: Machine) -> str:
     return "" if machine.disk is not None else ", which is assumed; mggcn tune measures it"
-
-
-def _moved(plan: RunPlan) -> int:
-    """Bytes that an epoch of all ranks reads and writes."""
-    programs = [rank.disk.programs["train"] for rank in plan.ranks if rank.disk is not None]
-    return sum(one.read + one.written for one in programs)
 
 
 def stage_lines(rank: RankPlan) -> list[str]:
@@ -205,13 +222,16 @@ def disk_dict(plan: RunPlan, machine: Machine) -> dict[str, Any]:
             {
                 "rung": one.rung,
                 "memory_bytes": one.largest.total_bytes,
-                "disk_bytes": ladder.disk_bytes if one.on_disk else 0,
-                "bytes_moved_per_epoch": _moved(one),
+                "disk_bytes": ladder.last_bytes if one.on_disk else 0,
+                **({"host_bytes": ladder.last_bytes} if one.on_host else {}),
+                "bytes_moved_per_epoch": one.moved,
                 "predicted_seconds": epoch_cost(one, machine).step_s,
                 "verdict": _verdict(one, ladder),
             }
             for one in _planned(plan, ladder)
         ]
+    if plan.on_host:
+        found["host"] = host_cost(plan, machine)._asdict() | {"bytes": sum(rank.host_bytes for rank in plan.ranks)}
     if plan.on_disk:
         found["disk"] = {
             name: {

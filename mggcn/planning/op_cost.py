@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from mggcn.aggregate.local import LocalPlan
 from mggcn.aggregate.shared import SharedPlan
@@ -13,16 +13,17 @@ from mggcn.blocks.block import PAIRS
 from mggcn.cost.batches import LOCK_S, PAIR_S, BatchCost, Sample, scored_s
 from mggcn.cost.disk import DiskCost, StageCost
 from mggcn.cost.epoch import Cost, mean_cost, predict
-from mggcn.cost.machine import Machine
-from mggcn.cost.work import Work
+from mggcn.cost.machine import UPLOAD, Machine
+from mggcn.cost.work import Staged, Work, work_seconds
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import REAL
+from mggcn.model.kinds.hosted import Fetched, FromHost, OnHost, ToHost
 from mggcn.model.program import Program
 from mggcn.planning.batches import gather_threads, mean_stack, padded_layout, pads_batches
 from mggcn.planning.disk import StagePlan
 from mggcn.planning.exchanges import relay_cost, rows_given, transport_of
 from mggcn.planning.links import pair_rows
-from mggcn.planning.op_work import edges_read, items_after, items_of, program_items, stage_items
+from mggcn.planning.op_work import edges_read, items_after, items_by_op, items_of, program_items, stage_items
 from mggcn.planning.run import RankPlan, RunPlan
 
 MAX_PHASES: Final = 16
@@ -146,6 +147,9 @@ def training_cost(plan: RunPlan, machine: Machine) -> Cost:
     phases = range(0, period, -(-period // MAX_PHASES))
     if plan.on_disk:
         return mean_cost([disk_cost(plan, machine, "train", phase).cost for phase in phases])
+    if plan.on_host:
+        cost = mean_cost([_cost(plan, machine, [rank.train for rank in plan.ranks], phase) for phase in phases])
+        return dataclasses.replace(cost, seconds=cost.seconds + host_cost(plan, machine).waiting_s)
     return mean_cost([_cost(plan, machine, [rank.train for rank in plan.ranks], phase) for phase in phases])
 
 
@@ -215,6 +219,39 @@ def disk_cost(plan: RunPlan, machine: Machine, name: str, phase: int = 0) -> Dis
         found.append(StageCost(predict(machine, transport, items), read, written, parts, edges))
     after = [[one for _, items in items_after(plan, rank, name == "train", 0) for one in items] for rank in plan.ranks]
     return DiskCost(tuple(found), predict(machine, transport, after), machine.disk_rates)
+
+
+class HostCost(NamedTuple):
+    """Seconds of an epoch in which a rank's rows are copied to the host and back, and in which computing waits for it."""
+
+    copying_s: float
+    waiting_s: float
+
+
+def host_cost(plan: RunPlan, machine: Machine) -> HostCost:
+    """Predict the copies of the rank that waits longest for them. Raises: PlanError as `predict`.
+
+    Copies run in order, at the rate of uploads in either direction, beside the ops that are queued behind their beginning.
+    Messages between ranks, which copies run beside, too, are left out: computing waits no longer than is said.
+    """
+    return max((_copies(plan, rank, machine) for rank in plan.ranks), key=lambda cost: (cost.waiting_s, cost.copying_s))
+
+
+def _copies(plan: RunPlan, rank: RankPlan, machine: Machine) -> HostCost:
+    sharing = machine.sharing(len(plan.ranks))
+    slots = [spec.nbytes * sharing / (machine.device.upload or UPLOAD) for spec in rank.hosted]
+    ended, now, waited, copied = dict[int, float](), 0.0, 0.0, 0.0
+    for op, (_, items) in zip(rank.train.ops, items_by_op(plan, rank, rank.train, 0, machine.device), strict=False):
+        match op.kind:
+            case ToHost(slot) | FromHost(slot):
+                copied = ended[slot] = max(copied, now) + slots[slot - 1]
+            case OnHost(slot) | Fetched(slot):
+                waited += max(0.0, ended[slot] - now)
+                now = max(now, ended[slot])
+            case _:
+                plain = (one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,)))
+                now += sum(sum(work_seconds(one, machine.device, sharing)) for one in plain if isinstance(one, Work))
+    return HostCost(2 * sum(slots), waited)
 
 
 def _edges_from_disk(plan: RunPlan, rank: RankPlan, stage: StagePlan, phase: int) -> int:

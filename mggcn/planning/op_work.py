@@ -27,6 +27,7 @@ from mggcn.model.kinds.combine import AddOwn
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
 from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
 from mggcn.model.kinds.ends import DroppedValues, Loss, Score, StoredRows
+from mggcn.model.kinds.hosted import Fetched, FromHost, OnHost, ToHost
 from mggcn.model.kinds.norms import BatchNorm, BatchNormGrad, LayerNorm, LayerNormGrad, RunningNorm
 from mggcn.model.program import Program
 from mggcn.model.values import Op
@@ -401,6 +402,8 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             # An instruction takes as long as one of a dense product in double, which does two FLOP.
             passing = s.passing(kind.passes * s.row(e), calls=2 * kind.passes)
             return [dataclasses.replace(passing, flop=2 * kind.operations * s.rows * e, precision="fp64")]
+        case ToHost() | OnHost() | FromHost() | Fetched():
+            return []  # copies run beside: planning/op_cost.py
         case StoredRows():
             return [s.passing(2 * s.row(e))]
         case ActivationGrad():

@@ -67,7 +67,8 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "partition": plan.stats.to_dict(),
         **({"evaluate": plan.chosen.train.evaluate} if plan.config.sample.batch else {}),
         "capacity": plan.rung,
-        **({"limit": plan.limit} if plan.on_disk else {}),
+        **({"limit": plan.limit} if plan.on_disk or plan.on_host else {}),
+        **({"hosted_steps": first.values.hosted} if plan.on_host else {}),
     } | ({} if plan.stack is None else _stack_dict(plan.stack))
 
 
@@ -100,6 +101,7 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
         "bytes_sent_per_evaluation": rank.bytes_sent(rank.evaluate),
         "num_spmm": rank.num_spmm,
         **({} if rank.disk is None else {"disk": rank.disk.to_dict()}),
+        **({"hosted": [[s.name, s.nbytes] for s in rank.hosted]} if rank.hosted else {}),
         "buffers": [
             {
                 "program": program.name,
@@ -145,6 +147,7 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
         chosen = chosen.on_rung(rung)
     # Other hosts need not choose alike: what a process takes, and its kernels' work space, are theirs.
     panel = (content["per_rank"][0].get("disk") or {}).get("panel_columns", 0) if content.get("per_rank") else 0
-    plan = plan_run(chosen, shape, stats, strategy, nccl, figures=figures, stack=stack, limit=limit, panel=panel)
+    given = {"limit": limit, "panel": panel, "hosted": content.get("hosted_steps", 0)}
+    plan = plan_run(chosen, shape, stats, strategy, nccl, figures=figures, stack=stack, **given)
     again = config.run.capacity == "auto" and rung == "recompute"
     return dataclasses.replace(plan, config=config, again=again)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Literal
 
 from mggcn.aggregate.base import AggregationPlan, Matrix, Strategy
 from mggcn.aggregate.steps import Send, Step, bytes_sent, num_messages, num_products
@@ -18,10 +17,11 @@ from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.blocks.block import WHOLE, Block, Stack
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED
-from mggcn.config import Config
+from mggcn.config import Config, Rung
 from mggcn.cost.work import ring_bytes
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import runs_nccl
+from mggcn.memory.units import human
 from mggcn.model.builder import Network
 from mggcn.model.choices import InputChoice
 from mggcn.model.disk import runs_by_columns
@@ -47,6 +47,7 @@ from mggcn.planning.block_evaluation import BlockEvaluation
 from mggcn.planning.decisions import RunDecisions
 from mggcn.planning.disk import DiskChoices, DiskPlan, Limits, on_disk
 from mggcn.planning.history import history_feed_bytes
+from mggcn.planning.hosted import hosted_rows, on_host
 from mggcn.planning.learned import LearnedPlan, plan_learned
 from mggcn.planning.links import host_pair_bytes, keeps_pairs, pair_bytes, pair_matrix, pair_room, score_sums
 from mggcn.planning.programs import Lowering, Programs
@@ -113,6 +114,16 @@ class RankPlan:
     def disk(self) -> DiskPlan | None:
         """How the rank runs from disk; None: values are in memory."""
         return self.programs.disk
+
+    @cached_property
+    def hosted(self) -> tuple[BufferSpec, ...]:
+        """What training keeps in pinned memory of the host, by slot; () where all rows are in memory, or on disk."""
+        return hosted_rows(self.train)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that the rank pins for its rows. An epoch sends as many there, and fetches them."""
+        return sum(spec.nbytes for spec in self.hosted)
 
     @property
     def aggregation(self) -> AggregationPlan:
@@ -208,7 +219,7 @@ SIGNALS = 3
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A folder for rows on disk, as a message names it, and the bytes that are free there."""
+    """A folder for rows on disk, or the host's memory, as a message names it, and the bytes that are free there."""
 
     folder: str
     free: int
@@ -218,21 +229,21 @@ class Space:
 class Ladder:
     """What was planned before a plan was taken.
 
-    passed: the plans that do not fit into `limit` bytes of a rank, the one that keeps most in memory first. disk: that of
-    rows on disk, for which this machine needs `disk_bytes`; None if it was not tried, or is not possible, for the reason
-    `missing`.
+    passed: the plans that do not fit into `limit` bytes of a rank, the one that keeps most in memory first. last: that of
+    rows on disk, or of a GPU on the host, for which this machine needs `last_bytes`; None if it was not tried, or is not
+    possible, for the reason `missing`.
     """
 
     limit: int
     passed: tuple[RunPlan, ...]
     space: Space
-    disk: RunPlan | None = None
-    disk_bytes: int = 0
+    last: RunPlan | None = None
+    last_bytes: int = 0
     missing: str = ""
 
     @property
     def has_space(self) -> bool:
-        return self.disk_bytes <= self.space.free
+        return self.last_bytes <= self.space.free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +261,7 @@ class RunPlan:
     stack: Stack | None = None
     """The blocks of a step; None: the whole graph."""
     limit: int = 0
-    """Bytes of a rank for which a run from disk was planned, 0 for any."""
+    """Bytes of a rank for which a run from disk or with rows on the host was planned, 0 for any."""
     again: bool = False
     """Whether run.capacity auto has set run.recompute."""
     ladder: Ladder | None = field(default=None, compare=False)
@@ -274,14 +285,32 @@ class RunPlan:
         return self.ranks[0].disk is not None
 
     @property
-    def rung(self) -> Literal["memory", "recompute", "disk"]:
+    def on_host(self) -> bool:
+        """Whether rows are on the host between the passes of an epoch, likewise."""
+        return self.ranks[0].values.hosted > 0
+
+    @property
+    def rung(self) -> Rung:
         """What run.capacity auto chose, or the settings say."""
-        return "disk" if self.on_disk else "recompute" if self.again else "memory"
+        return "disk" if self.on_disk else "host" if self.on_host else "recompute" if self.again else "memory"
+
+    @property
+    def moved(self) -> int:
+        """Bytes that an epoch of all ranks moves to and from where rows are that memory does not hold."""
+        programs = [rank.disk.programs["train"] for rank in self.ranks if rank.disk is not None]
+        return sum(one.read + one.written for one in programs) + 2 * sum(rank.host_bytes for rank in self.ranks)
 
     @property
     def disk_bytes(self) -> int:
         """Bytes on disk of all ranks."""
         return sum(rank.disk.file_bytes for rank in self.ranks if rank.disk is not None)
+
+    @property
+    def elsewhere(self) -> str:
+        """Say how many bytes of all ranks are on disk or on the host; "" if none are."""
+        if self.on_disk:
+            return f"{human(self.disk_bytes)} on disk"
+        return f"{human(sum(rank.host_bytes for rank in self.ranks))} on the host" if self.on_host else ""
 
     @property
     def chosen(self) -> Config:
@@ -315,20 +344,23 @@ def plan_run(
     stack: Stack | None = None,
     limit: int = 0,
     panel: int = 0,
+    hosted: int = 0,
 ) -> RunPlan:
     """Plan every rank. Cost: no pass over the graph.
 
     nccl: what is known of its memory, if it moves the messages. network: the model, by default that of model.kind. figures:
     of this machine's CPU. limit: bytes of a rank, by which a run from disk has more or less in memory at a time, 0 for
     those of the configuration; panel: columns of its panels, as wide as messages and so alike on all ranks and machines, 0
-    to choose them. Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent
-    program; ConfigError for one whose values cannot lie on disk.
+    to choose them; hosted: steps in which rows go to the host, 0 to choose them.
+
+    Raises: GraphError for a matrix of 2^31 nonzeros or more; PlanError for an inconsistent program; ConfigError for one
+    whose values cannot lie on disk, or on the host.
     """
     check_shape(shape)
     stack = stack or stack_of(config, shape)
     limit = limit or config.run.memory_limit
     ranks = plan_ranks(
-        config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures, stack, limit, panel
+        config, shape, stats, strategy, range(len(stats.counts)), nccl, network, figures, stack, limit, panel, hosted
     )
     return RunPlan(
         config=config,
@@ -355,12 +387,21 @@ def plan_ranks(
     stack: Stack | None = None,
     limit: int = 0,
     panel: int = 0,
+    hosted: int = 0,
 ) -> tuple[RankPlan, ...]:
     """Plan some ranks of a run: lower, place, and add up their bytes. Raises: as `plan_run`."""
     common = RunDecisions.of(config, shape, stats, strategy, network, stack)
-    lowering = Lowering(common.values, common.panel_width())
+    width = common.panel_width()  # of set-up, as in memory, whatever is on the host
+    lowering = Lowering(common.values, width)
     largest = stats.counts.index(max(stats.counts))
     limits = Limits(limit, panel)
+    if config.run.capacity == "host":
+
+        def need(of: RunDecisions) -> int:
+            return _plan_rank(of, Lowering(of.values, width), largest, nccl, figures, limits).total_bytes
+
+        common = on_host(common, need, limit, hosted)
+        lowering = Lowering(common.values, width)
     if config.run.capacity == "disk" and not panel:
         # All ranks have panels of the same columns: their messages are as wide.
         disk = _plan_rank(common, lowering, largest, nccl, figures, limits).disk

@@ -134,7 +134,7 @@ def _row(candidate: Candidate, machine: Machine, limit: int) -> Row:
     cost, batch = training_cost(plan, machine), batch_cost(plan, machine)
     memory = plan.largest.total_bytes
     price = None if candidate.sizes is None else batch_price(plan, candidate.sizes, machine)
-    verdict, note = "fits", f"{human(plan.disk_bytes)} on disk" if plan.on_disk else "products again" * plan.again
+    verdict, note = "fits", plan.elsewhere or "products again" * plan.again
     if memory > limit:
         verdict, note = "does not fit", f"{human(limit)} may be used"
     if not candidate.exact:

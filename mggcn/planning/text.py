@@ -134,8 +134,7 @@ class PrintedPlan:
 
     @property
     def _peak(self) -> str:
-        on_disk = f", {human(self.run.disk_bytes)} on disk" if self.run.on_disk else ""
-        return f"{human(self.run.largest.total_bytes)} per rank{on_disk}"
+        return ", ".join(filter(None, [f"{human(self.run.largest.total_bytes)} per rank", self.run.elsewhere]))
 
 
 def _strategy(plan: RunPlan) -> str:
@@ -340,5 +339,5 @@ def verdict(plan: RunPlan, limit: int, room: Room | None = None) -> str:
         return f"does not fit: {human(need)} of {human(limit)} per rank; {advice(plan, limit, room)}"
     least = smallest_ranks(plan, limit)
     fewest = f"; {least} with as much memory each would do" if least < len(plan.ranks) else ""
-    on_disk = f", with {human(plan.disk_bytes)} on disk" if plan.on_disk else ""
-    return f"fits: {human(need)} of {human(limit)} per rank{on_disk}{fewest}"
+    elsewhere = f", with {plan.elsewhere}" if plan.elsewhere else ""
+    return f"fits: {human(need)} of {human(limit)} per rank{elsewhere}{fewest}"

@@ -89,12 +89,11 @@ def _is_other(before: Config, config: Config, content: Mapping[str, Any]) -> boo
     if any(getattr(run, name) != getattr(before.run, name) for name in asked):
         return True
     # config.toml was edited, or a command was killed when it had recorded the one and not yet the other.
-    if run.capacity != "auto" and (run.capacity == "disk") != (rung == "disk"):
-        return True
-    if run.capacity == "memory" and rung == "recompute":
+    if run.capacity not in ("auto", rung):
         return True
     needed = max((rank["total_bytes"] for rank in content["per_rank"]), default=0)
-    return needed > run.memory_limit > 0 or (rung == "disk" and run.memory_limit not in (0, content.get("limit", 0)))
+    moves = rung in ("host", "disk")
+    return needed > run.memory_limit > 0 or (moves and run.memory_limit not in (0, content.get("limit", 0)))
 
 
 def _plan_again(folder: Path, config: Config, graph: Graph, before: Config, content: Mapping[str, Any]) -> None:

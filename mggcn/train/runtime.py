@@ -25,6 +25,7 @@ from mggcn.memory.arena import ALIGNMENT, ArenaPlan, BufferSpec, Placement, oper
 from mggcn.model.program import Program
 from mggcn.model.runtime import Inputs, Parameter, Runtime, check_state
 from mggcn.model.values import Op
+from mggcn.train.hosted import PinnedRows
 from mggcn.train.learned import NAME, LearnedRows
 
 TYPES = {
@@ -214,6 +215,8 @@ class RankRuntime:
     counts: Tensor
     clock: Tensor
     comm: Communicator
+    host: PinnedRows | None = None
+    """Where training keeps rows on the host; None: all are in memory of the device, or on disk."""
     learned: LearnedRows | None = None
     """Learned rows of vertices; None: inputs are constant."""
     bound: BoundProgram = NO_PROGRAM
@@ -253,7 +256,12 @@ class RankRuntime:
         self.weights.load_state_dict(state)
 
     def begin_epoch(self, step: int) -> None:
-        """Tell the aggregations of training the number of the step that begins: over the whole graph, of the epoch."""
+        """Tell the aggregations of training the number of the step that begins: over the whole graph, of the epoch.
+
+        Raises: BackendError as `PinnedRows.begin`.
+        """
+        if self.host is not None:
+            self.host.begin()
         for aggregation in self.programs["train"].aggregations.values():
             aggregation.begin_epoch(step)
 

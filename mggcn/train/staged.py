@@ -58,6 +58,10 @@ class PartRuntime:
         return self.whole.backend
 
     @property
+    def host(self) -> None:
+        return None
+
+    @property
     def clock(self) -> Tensor:
         return self.whole.clock
 

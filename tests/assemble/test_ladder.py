@@ -196,16 +196,16 @@ def test_what_not_even_a_disk_serves_is_refused(whole: RunPlan) -> None:
     plan = planned(1 << 28)
     assert (plan.rung, plan.largest.total_bytes) == ("memory", whole.largest.total_bytes)
     assert plan.ladder is not None
-    assert plan.ladder.disk is not None
-    least = plan.ladder.disk.largest.total_bytes
+    assert plan.ladder.last is not None
+    least = plan.ladder.last.largest.total_bytes
     assert least > 1 << 28
     assert f"; with rows on disk {human(least)} are needed at least" in advice(plan, 1 << 28)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"device": "cuda"}, {"batch": 1024, "fanout": (5, 5, 5)}, {"inputs": "learned:16"}],
-    ids=["gpu", "batches", "learned"],
+    [{"batch": 1024, "fanout": (5, 5, 5)}, {"inputs": "learned:16"}],
+    ids=["batches", "learned"],
 )
 def test_other_runs_are_refused_as_ever(settings: dict[str, Any]) -> None:
     """Fails if a run that cannot have rows on disk is planned for one, or as something else than in memory."""

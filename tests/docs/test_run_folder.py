@@ -73,7 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Path, set[str]]:
         root / "repeated": SAVED
         | PLANNED
         | {"`--repeat`", "`--start-from`", "delayed strategy", "graphs that have some"},
-        root / "paged": SAVED | PLANNED | {"rows on disk"},
+        root / "paged": SAVED | PLANNED | {"rows on disk", "rows on disk or on the host"},
         root / "python": SAVED | PLANNED,
         root / "own": SAVED | {"modules of your own"},
     }

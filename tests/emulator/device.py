@@ -74,7 +74,7 @@ class EmulatedDevice:
     def upload_stream(self) -> HostStream:
         return HostStream()
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def pinned(self, nbytes: int, *, required: bool = False) -> Tensor:
         return torch.zeros(nbytes, dtype=torch.uint8)
 
     @property

@@ -122,7 +122,7 @@ class CpuBackend:
     def sparse_in_place(self, indptr: Tensor, indices: Tensor, values: Tensor | None, columns: int) -> Sparse:
         return Sparse(indptr, indices, values, even_schedule(indptr.shape[0] - 1, columns, indices.shape[0]))
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def pinned(self, nbytes: int, *, required: bool = False) -> Tensor:
         return allocate(nbytes)
 
     def spmm(self, adj: Sparse, h: Tensor, out: Tensor, *, accumulate: bool, epilogue: Epilogue | None) -> None:

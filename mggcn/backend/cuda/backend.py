@@ -98,8 +98,8 @@ class CudaBackend:
     def upload_stream(self) -> UploadStream:
         return self._device.upload_stream
 
-    def pinned(self, nbytes: int) -> Tensor:
-        return self._device.pinned(nbytes)
+    def pinned(self, nbytes: int, *, required: bool = False) -> Tensor:
+        return self._device.pinned(nbytes, required=required)
 
     def activate(self) -> None:
         self._device.activate()

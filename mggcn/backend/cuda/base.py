@@ -36,7 +36,7 @@ class Device(Protocol):
     @property
     def upload_stream(self) -> UploadStream: ...
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def pinned(self, nbytes: int, *, required: bool = False) -> Tensor:
         """Implement KernelBackend.pinned."""
         ...
 

@@ -28,6 +28,7 @@ from mggcn.backend.cuda.sizes import DeviceTraits
 from mggcn.backend.cuda.triton_kernels import TritonKernels, available
 from mggcn.backend.cuda.upload import Uploads
 from mggcn.backend.events import Agree, Eager, Event, Repeatable, alone
+from mggcn.errors import BackendError
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -154,10 +155,10 @@ class CudaDevice:
     def write(self, array: npt.NDArray[Any], out: Tensor) -> None:
         self._uploads.write(array, out)
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def pinned(self, nbytes: int, *, required: bool = False) -> Tensor:
         """Implement KernelBackend.pinned. torch's own pinned memory would take up to twice the bytes.
 
-        Where the system refuses to pin them, a copy from these bytes holds up the host.
+        Where the system refuses to pin them, and need not, a copy from these bytes holds up the host.
         """
         memory = allocate(nbytes).numpy()
         if not nbytes:  # no page is its own
@@ -166,6 +167,10 @@ class CudaDevice:
         try:
             runtime.hostRegister(address, nbytes, 0)
         except runtime.CUDARuntimeError as error:
+            if required:
+                raise BackendError(
+                    f"the system does not pin {nbytes:,} bytes of the host's memory: {str(error).splitlines()[0]}"
+                ) from error
             log.warning("no pinned memory, so that uploads take longer: %s", str(error).splitlines()[0])
         else:
             # Views keep the array alive, and it ends before its memory does.
