@@ -18,7 +18,7 @@ from mggcn.backend.edges import EdgeGradient, Of, Operand, Reduction
 from tests.backend.cases import filled, host, padded, type_name
 from tests.backend.edges import EdgeCase, gradient, reduced
 from tests.backend.emulated import emulated_backend
-from tests.backend.test_neighbours import Problem, check_attention, check_maximum, matrix_of
+from tests.backend.test_neighbours import Problem, check_attention, check_maximum, device_rows, matrix_of, numbers
 
 HUB = 20_000
 """Entries of the hub, which a GPU's kernels cut into 20 parts: 16 warps add them up."""
@@ -144,6 +144,13 @@ def results(backend: KernelBackend, graph: str, dynamic: bool, p: float) -> list
     x[:, 11:].view({4: torch.int32, 8: torch.int64}[x.itemsize]).copy_(torch.arange(n)[:, None])
     backend.neighbours.maximum(matrix, x, out, winners, begins=True, ends=True)
     found += [host(out), host(winners)]
+    grad, message = (
+        padded(backend, n, 11)[0],
+        device_rows(backend, rng.normal(size=(v, 11)), numbers(winners).astype(np.int64)),
+    )
+    ids = backend.upload(np.arange(n))
+    backend.neighbours.maximum_grad(matrix_of(backend, pattern.T), message, ids, grad, begins=True)
+    found.append(host(grad))
     wide = filled(padded(backend, case.num_vertices, 5)[0], rng.normal(size=(case.num_vertices, 5)))
     for reducer in ("sum", "max"):
         sums = padded(backend, case.num_vertices, 5)[0]
@@ -154,6 +161,12 @@ def results(backend: KernelBackend, graph: str, dynamic: bool, p: float) -> list
             None,
         )
         found.append(host(sums))
+    ends: tuple[tuple[Of, Any], ...] = (("source", case.by_source), ("destination", case.by_destination))
+    for of, rows_of in ends:
+        a = Operand(wide, "destination" if of == "source" else "source")
+        back = padded(backend, case.num_vertices, 5)[0]
+        backend.edges.gradient(rows_of(backend), EdgeGradient(of, "times", 1.0, a, None), wide, None, back)
+        found.append(host(back))
     return [value.tobytes() for value in found]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ from tests.backend.cases import (
     tight,
     zeros,
 )
+from tests.backend.test_far_rows import far
 from tests.devices import EMULATED
 from tests.emulator.device import EmulatedDevice
 from tests.graphs import make_graph, on_ranks, pattern
@@ -119,6 +121,13 @@ def test_rows(backend_of: BackendOf, shape: tuple[int, int, int], dtype: torch.d
         np.testing.assert_allclose(host(out), expected, **CLOSE[dtype])
         assert not first or ((host(out) == 0) == (expected == 0)).all()
         assert guards_hold(whole, out, 1)
+
+
+def test_rows_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a row of an operand or a result is multiplied by its stride in 32 bits."""
+    monkeypatch.setattr(sys.modules[__name__], "guards_hold", lambda *_: True)
+    for dtype in (F32, BF16):
+        test_rows(fused, (37, 20, 9), dtype, far)
 
 
 @pytest.mark.parametrize(

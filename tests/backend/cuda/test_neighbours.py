@@ -77,7 +77,8 @@ def check(device: ReadingDevice, kernels: dict[str, tuple[int, int]]) -> None:
     assert device.watched is not None
     for kernel, (each, flight) in kernels.items():
         by_all, most = device.reads[kernel]
-        assert most <= each * flight * LONGEST / 8, kernel
+        # The entries in flight are read ahead, and blocks that share a row meet within a few.
+        assert most <= each * (LONGEST / 8 + flight + 4), kernel
         # By the lanes of one warp, and once more what is read ahead behind the ends of short rows.
         assert by_all <= 2 * 32 * each * device.watched.numel(), kernel
 
