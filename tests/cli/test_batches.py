@@ -295,6 +295,30 @@ def test_the_memory_of_sparse_rows_is_within_the_plan(settings: list[str], tmp_p
     assert measured[1] - measured[0] <= planned[1] - planned[0]
 
 
+def test_ranks_over_gloo_have_the_losses_of_one(tmp_path: Path) -> None:
+    """Fails if batches of ranks that are processes are not those of one rank, in any of 20 steps."""
+    where = tmp_path / "store"
+    assert run_main("generate", "community", where, "--vertices", 400, "--edges", 2000, "--features", 8) == 0
+    given = ["train", where, "--batch", 1000, "--fanout", "4,3", "--set", "model.hidden=8", "--epochs", 20]  # of a step
+    given += [
+        "--precision",
+        "fp64",
+        "--threads",
+        1,
+        "--set",
+        "model.dropout=0.3",
+        "--set",
+        "train.eval_every=0",
+        "--quiet",
+    ]
+    for name, ranks in (("one", []), ("gloo", ["--ranks", 2, "--transport", "gloo"])):
+        code, _, err = finish(start(*given, *ranks, "--out", tmp_path / name))
+        assert code == 0, err
+    one, gloo = ([row["loss"] for row in history(tmp_path / name)] for name in ("one", "gloo"))
+    assert len(one) == 20
+    np.testing.assert_allclose(gloo, one, rtol=1e-12)
+
+
 def test_relations_train_on_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if a model with types of edges cannot be trained on batches by the command."""
     where = store(tmp_path, typed_graph("random"))

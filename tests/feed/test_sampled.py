@@ -17,6 +17,7 @@ from mggcn.config import Config, SampleConfig
 from mggcn.feed.batch import Batch
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.partition.rows.tiles import scales
+from mggcn.planning import op_cost
 from mggcn.planning.batches import draws_of
 from tests.blocks.sample_twin import Twin as DrawTwin
 from tests.devices import CPU, Where, everywhere
@@ -351,18 +352,32 @@ def test_ranks_draw_the_same_edges(draw: str) -> None:
     assert of_ranks == of_ranks[:1] * 4
 
 
-def test_ranks_and_threads_change_no_batch() -> None:
-    """Fails if the batches drawn beside the step differ from those drawn in turn, or those of ranks are not one batch."""
+def test_ranks_and_threads_change_no_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if the batches drawn beside the step differ from those drawn in turn, threads change a bit, or those of ranks
+    are not one batch.
+    """
     graph = make_graph(pattern("directed", 200, 3), num_features=5, num_classes=3, sparse=False, weighted=False, seed=2)
-    losses = {}
-    for ranks, ahead in ((1, 0), (1, 3), (2, 1), (3, 2), (4, 0)):
+    for work in ("SMALL_ROWS", "SMALL_WORK", "SHORT_WORK"):
+        monkeypatch.setattr(op_cost, work, 0)  # so small a graph would have one thread
+    losses, steps = {}, range(20)
+    for ranks, ahead, threads in (
+        (1, 0, 1),
+        (1, 3, 1),
+        (1, 0, 2),
+        (1, 1, 2),
+        (2, 1, 1),
+        (2, 0, 2),
+        (3, 2, 1),
+        (4, 0, 1),
+    ):
         config = sampled(ranks, {"kind": "sage", "aggregator": "mean", "dropout": 0.5}, batch=20, ahead=ahead)
-        train = dataclasses.replace(config.train, epochs=3)
-        config = dataclasses.replace(config, train=train)
-        losses[ranks, ahead] = on_ranks(config, graph, lambda rank: [rank.trainer.step(e) for e in range(3)])[0]
-    assert losses[1, 0] == losses[1, 3]
-    for found in losses.values():
-        np.testing.assert_allclose(found, losses[1, 0], rtol=1e-11)
+        train, run = (dataclasses.replace(config.train, epochs=20), dataclasses.replace(config.run, threads=threads))
+        config = dataclasses.replace(config, train=train, run=run)
+        losses[ranks, ahead, threads] = on_ranks(config, graph, lambda rank: [rank.trainer.step(e) for e in steps])[0]
+    for key, found in losses.items():
+        if key[0] == 1:
+            assert found == losses[1, 0, 1], key
+        np.testing.assert_allclose(found, losses[1, 0, 1], rtol=1e-12)
 
 
 @pytest.mark.covering(1)
