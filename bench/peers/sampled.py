@@ -10,7 +10,8 @@ where it is first reached, by that hop's fan-out, and all layers read these edge
 them in the lower layers, so that losses have less noise, and are lower. "PyG, drawn again" has the others' rule. GCN is
 scaled by the degrees of a batch's blocks in all of them (sample.weights = block), not by the whole graph's: in PyG, whose
 layer knows one kind of degree, by a source's edges into it. A row's loop is beside what is drawn in all of them; in timed
-epochs of DGL it is an edge that may be drawn.
+epochs of DGL it is an edge that may be drawn. "mggcn, unbiased" is its default, which no peer has: by the degrees of the
+whole graph.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ THREADS_OVER_ONE, OF_MEMORY = 1.8, 0.5
 ERRORS_APART, POINTS_APART = 2.0, 0.3
 """Means of seeds agree within so many standard errors, and accuracies also within so many points."""
 OWN = "mggcn"
+UNBIASED = f"{OWN}, unbiased"
 
 
 def jobs_of(part: str, kind: str, peers: Peers, threads: int, seed: int) -> Jobs:
@@ -103,6 +105,7 @@ def jobs_of(part: str, kind: str, peers: Peers, threads: int, seed: int) -> Jobs
         found = {OWN: own | {"ahead": 0}}
     elif part == "losses":
         found = {OWN: own, "DGL": dgl, "PyG, drawn again": pyg | {"again": True}, "PyG": pyg}
+        found |= {UNBIASED: own | {"weights": "unbiased"}} if kind == "gcn" else {}
     else:
         found = {f"{OWN}, ahead {n}": own | {"ahead": n} for n in (0, 1, 2)} if part == "feed" else {OWN: own}
         for workers in (0, 1):
@@ -269,6 +272,7 @@ def agreements(found: Found) -> str:
         return ""
     *_, own_last, own_accuracy = results.pop(OWN)
     text = ""
+    results.pop(UNBIASED, None)  # of another estimate
     for name, (*_, last, accuracy) in results.items():
         text += agreement(f"{name}, last loss", own_last, last)
         scores = ([100 * score for score in of] for of in (own_accuracy, accuracy))

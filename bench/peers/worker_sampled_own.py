@@ -48,7 +48,8 @@ def tables(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings of mggcn's runs."""
     sample = {"batch": job["batch"], "fanout": job["fanouts"]} | ({"ahead": job["ahead"]} if "ahead" in job else {})
     if job["part"] == "losses" and job["kind"] == "gcn":
-        sample["weights"] = "block"  # peers' layers scale by the degrees of a batch's blocks
+        # Peers' layers scale by the degrees of a batch's blocks.
+        sample["weights"] = job.get("weights", "block")
     train = {"epochs": job.get("epochs", 1000), "lr": LR, "eval_every": 0, "seed": job.get("seed", 1)}
     run = {"threads": job["threads"]}
     return {"model": {"dropout": DROPOUT} | job["model"], "sample": sample, "train": train, "run": run}
