@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scratch",
         type=Path,
         metavar="DIR",
-        help="folder on the disk to measure, on which runs may have rows (run.scratch), by gigabytes, for half a minute "
-        "(default: the current one, for a second); not with --store",
+        help="measure the disk of this folder, too, on which runs may have rows (run.scratch), by gigabytes, for half a "
+        "minute (default: what the file says of it stays); not with --store",
     )
     group = parser.add_argument_group(
         "sparse products of a run",
@@ -97,7 +97,7 @@ def _tune_machine(arguments: argparse.Namespace) -> int:
     check_writable(path)
     with temporary_folder() as folder:
         told = functools.partial(print, "measuring:", flush=True)
-        content = tune_machine(settings, folder, told, arguments.scratch)
+        content = tune_machine(settings, folder, told, arguments.scratch or _known_disk(path))
     write_machine(content, path)
     arguments.answer = {"file": path, "machine": content}
     print(shown("\n".join(machine_lines(read_machine(path)))))
@@ -105,6 +105,17 @@ def _tune_machine(arguments: argparse.Namespace) -> int:
         f"written to {printable(path)}" + ("" if arguments.out is None else f"; plan with --machine {printable(path)}")
     )
     return 0
+
+
+def _known_disk(path: Path) -> DiskRates | None:
+    """Return what a machine's file says of the disk, which takes half a minute to measure; None if it says nothing."""
+    from mggcn.cost.machine import read_machine
+    from mggcn.errors import ConfigError
+
+    try:
+        return read_machine(path).disk if path.exists() else None
+    except ConfigError:
+        return None  # replaced by one that can be read
 
 
 def _tune_products(arguments: argparse.Namespace) -> int:
@@ -221,6 +232,6 @@ def machine_lines(machine: Machine) -> list[str]:
 def _disk_lines(disk: DiskRates | None) -> list[str]:
     """Return what was measured of the disk."""
     if disk is None:
-        return []
+        return ["  the disk is not measured; name a folder on which runs may have rows with --scratch"]
     read, write, both = (f"{rate / 1e9:.2f}" for rate in (disk.read, disk.write, disk.both))
     return [f"  the disk reads {read} GB/s, writes {write}, and moves {both} doing both"]

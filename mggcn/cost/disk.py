@@ -13,7 +13,8 @@ from mggcn.memory.pages import DiskRates
 class StageCost:
     """A stage: what the ranks compute, the bytes that the disk at hand reads and writes, and the parts that it runs in.
 
-    edges: bytes of edges that products read through a map, and wait for.
+    edges: bytes of edges that products read through a map, and wait for. copied_s: seconds in which threads copy rows from
+    and to panels, on the cores that compute.
     """
 
     compute: Cost
@@ -21,10 +22,11 @@ class StageCost:
     written: int
     parts: int
     edges: int = 0
+    copied_s: float = 0.0
 
     def compute_s(self, disk: DiskRates) -> float:
-        """Return the seconds of computing, in which edges come from disk."""
-        return self.compute.seconds + self.edges / disk.read
+        """Return the seconds of computing, in which edges come from disk and rows are copied."""
+        return self.compute.seconds + self.edges / disk.read + self.copied_s
 
     def disk_s(self, disk: DiskRates) -> float:
         """Return the seconds for which the disk is busy: one device reads and writes."""
@@ -65,7 +67,7 @@ class DiskCost:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of computing alone, with the edges that it reads."""
+        """Seconds of computing alone, with the edges that it reads and the rows that are copied."""
         return sum(stage.compute_s(self.disk) for stage in self.stages) + self.after.seconds
 
     @property

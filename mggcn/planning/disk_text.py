@@ -178,7 +178,7 @@ def _host_lines(plan: RunPlan, machine: Machine, *, explain: bool) -> list[str]:
 
 
 def _assumed(machine: Machine) -> str:
-    return "" if machine.disk is not None else ", which is assumed; mggcn tune measures it"
+    return "" if machine.disk is not None else ", which is assumed; mggcn tune --scratch FOLDER measures it"
 
 
 def stage_lines(rank: RankPlan) -> list[str]:

@@ -17,6 +17,7 @@ from mggcn.cost.machine import UPLOAD, Machine
 from mggcn.cost.work import Staged, Work, work_seconds
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import REAL
+from mggcn.memory.pages import PagePlan
 from mggcn.model.kinds.hosted import Fetched, FromHost, OnHost, ToHost
 from mggcn.model.program import Program
 from mggcn.planning.batches import gather_threads, mean_stack, padded_layout, pads_batches
@@ -216,7 +217,9 @@ def disk_cost(plan: RunPlan, machine: Machine, name: str, phase: int = 0) -> Dis
         edges = sharing * max(_edges_from_disk(plan, rank, stage, phase) for rank, stage, _ in stages)
         parts = len(first.parts) if first.turns > 1 else 1  # nothing is read beside what is computed
         read, written = (sharing * max(some) for some in zip(*moved, strict=True))
-        found.append(StageCost(predict(machine, transport, items), read, written, parts, edges))
+        copied = sharing * max(_copied(stage, pages) for _, stage, pages in stages)
+        copied_s = copied / machine.device.copy.at(copied) if copied else 0.0
+        found.append(StageCost(predict(machine, transport, items), read, written, parts, edges, copied_s))
     after = [[one for _, items in items_after(plan, rank, name == "train", 0) for one in items] for rank in plan.ranks]
     return DiskCost(tuple(found), predict(machine, transport, after), machine.disk_rates)
 
@@ -252,6 +255,14 @@ def _copies(plan: RunPlan, rank: RankPlan, machine: Machine) -> HostCost:
                 plain = (one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,)))
                 now += sum(sum(work_seconds(one, machine.device, sharing)) for one in plain if isinstance(one, Work))
     return HostCost(2 * sum(slots), waited)
+
+
+def _copied(stage: StagePlan, pages: PagePlan) -> int:
+    """Return the bytes that are read and written where rows of all panels meet in memory: a panel moves without a copy."""
+    if stage.how == "columns":
+        return 0
+    specs = [pages[one.page].spec for one in (*stage.reads, *stage.writes)]
+    return 2 * sum(spec.nbytes for spec in specs if spec.panels > 1)
 
 
 def _edges_from_disk(plan: RunPlan, rank: RankPlan, stage: StagePlan, phase: int) -> int:

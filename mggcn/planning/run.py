@@ -15,6 +15,7 @@ from mggcn.aggregate.base import AggregationPlan, Matrix, Strategy
 from mggcn.aggregate.steps import Send, Step, bytes_sent, num_messages, num_products
 from mggcn.backend.cpu.figures import ASSUMED, Figures
 from mggcn.blocks.block import WHOLE, Block, Stack
+from mggcn.blocks.sparse_rows import SparseRowsPlan
 from mggcn.comm.nccl_memory import NcclMemory
 from mggcn.comm.nccl_settings import UNMEASURED
 from mggcn.config import Config, Rung
@@ -458,39 +459,16 @@ def _plan_rank(
         assignment_bytes=assignment,
         figures=figures,
     )
+    learned = plan_learned(config, shape, rank_sizes.owned, common.stack)
     regions = {"arena": programs.arena_bytes} | sizes.regions(lowering.panel)
-    if rank_sizes.device.is_host:
-        # By which seeds are dealt: of ranges an array is made.
-        dealt = 2 * bool(config.sample.batch and num_ranks > 1 and not stats.kept_bytes)
-        regions["who holds which rows"] = (stats.kept_bytes + dealt) * shape.num_vertices
     if runs_nccl(config.run):
         steps = chain.from_iterable(plan.steps(1, rank_sizes.dtype, False) for plan in held)
         p2p = any(isinstance(step, Send) and step.kind == "all_to_all" for step in steps)
         regions["NCCL"] = nccl.nbytes(num_ranks, p2p)
-    pinned = 0
-    if config.sample.batch and common.stack is not None:
-        back = hops_back(values.training, common.stack)
-        on_host = feed_bytes(config, shape, common.stack, back, values.inputs, sparse)
-        on_host += 0 if sparse is None else sparse.dropped_bytes
-        if pads_batches(config):
-            pinned = on_host + packed_bytes(config, shape, common.stack, values)
-        # Beside them the gradients of a step's parts.
-        regions["batches on their way"] = (
-            sizes.gradient_bytes
-            + (device_bytes(config, shape, common.stack, values) if pinned else on_host)
-            + history_feed_bytes(config, stats, common.stack, rank)
-        )
-    if config.fetches_rows and common.stack is not None:
-        regions["rows of other ranks"] = fetched_bytes(config, shape, common.stack, rank_sizes.owned)
+    feeding, pinned = _feeding(common, rank, sizes, sparse, host=rank_sizes.device.is_host)
+    regions |= feeding
     if by_blocks is not None:
         regions["evaluation by blocks"] = by_blocks.nbytes
-    if pairs is not None:
-        room = pair_room(config, shape, rank_sizes.owned, common.stack) if keeps_pairs(config) else None
-        kept = 0 if room is None else room.nbytes
-        regions["pairs and their scores"] = pair_bytes(config, shape, pairs, kept)
-        if not rank_sizes.device.is_host:
-            pinned += host_pair_bytes(config, shape, pairs, kept)
-    learned = plan_learned(config, shape, rank_sizes.owned, common.stack)
     if learned is not None:
         regions["learned rows, beside themselves"] = learned.nbytes
     if programs.exact:
@@ -525,3 +503,38 @@ def _plan_rank(
         by_blocks=by_blocks,
         learned=learned,
     )
+
+
+def _feeding(
+    common: RunDecisions, rank: int, sizes: RankSizes, sparse: SparseRowsPlan | None, *, host: bool
+) -> tuple[dict[str, int], int]:
+    """Return the bytes of what feeds a rank's steps: owners, batches on their way, rows of other ranks, pairs; and how many
+    bytes a GPU's rank pins on the host for it.
+    """
+    config, shape, stats, stack, pairs = common.config, common.shape, common.stats, common.stack, sizes.pairs
+    found, pinned = dict[str, int](), 0
+    if host:
+        # By which seeds are dealt: of ranges an array is made.
+        dealt = 2 * bool(config.sample.batch and len(stats.counts) > 1 and not stats.kept_bytes)
+        found["who holds which rows"] = (stats.kept_bytes + dealt) * shape.num_vertices
+    if config.sample.batch and stack is not None:
+        back = hops_back(common.values.training, stack)
+        fed = feed_bytes(config, shape, stack, back, common.values.inputs, sparse)
+        fed += 0 if sparse is None else sparse.dropped_bytes
+        if pads_batches(config):
+            pinned = fed + packed_bytes(config, shape, stack, common.values)
+        # Beside them the gradients of a step's parts.
+        found["batches on their way"] = (
+            sizes.gradient_bytes
+            + (device_bytes(config, shape, stack, common.values) if pinned else fed)
+            + history_feed_bytes(config, stats, stack, rank)
+        )
+    if config.fetches_rows and stack is not None:
+        found["rows of other ranks"] = fetched_bytes(config, shape, stack, sizes.rows)
+    if pairs is not None:
+        room = pair_room(config, shape, sizes.rows, stack) if keeps_pairs(config) else None
+        kept = 0 if room is None else room.nbytes
+        found["pairs and their scores"] = pair_bytes(config, shape, pairs, kept)
+        if not host:
+            pinned += host_pair_bytes(config, shape, pairs, kept)
+    return found, pinned

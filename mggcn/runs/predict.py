@@ -90,16 +90,7 @@ def predict(
     else:
         check_kind(trained_on.task, classes=classes, probabilities=probabilities)
     check_layer(config.model, layer, classes=classes, probabilities=probabilities)
-    source = store or (Path(job["store"]) if job["store"] else None)
-    if source is None:
-        raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
-    if not (folder / "checkpoints" / "latest").exists():
-        raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
-    graph = open_store(source)
-    if config.data.learned:
-        score.check_own_graph(config, graph, job["graph_sha256"], str(source), f"the run in {folder}")
-    else:
-        score.check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
+    source, graph = _scored_graph(folder, config, job, store, trained_on)
     ends = None if pairs is None else score.rows_of_pairs(graph, pairs)
     ids, rows = graph.ids, None if vertices is None else rows_of(graph, vertices)
     repeat = seed_of_weights(folder, config, seed)
@@ -155,6 +146,26 @@ def predict(
         finish(scored)
     discard_partial(target)
     return target
+
+
+def _scored_graph(
+    folder: Path, config: Config, job: Mapping[str, Any], store: Path | None, trained_on: GraphShape
+) -> tuple[Path, Graph]:
+    """Return the store to score, by default the run's own, and its graph.
+
+    Raises: RunError without a store or a checkpoint; ConfigError if the graph is none that the run can score.
+    """
+    source = store or (Path(job["store"]) if job["store"] else None)
+    if source is None:
+        raise RunError(f"{folder} was trained on a graph in memory; name the store to predict on with --store")
+    if not (folder / "checkpoints" / "latest").exists():
+        raise RunError(f"{folder} holds no checkpoint to predict with; train the run to its end first")
+    graph = open_store(source)
+    if config.data.learned:
+        score.check_own_graph(config, graph, job["graph_sha256"], str(source), f"the run in {folder}")
+    else:
+        score.check_alike(config, graph, trained_on, str(source), f"the run in {folder}")
+    return source, graph
 
 
 @contextlib.contextmanager

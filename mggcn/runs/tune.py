@@ -22,8 +22,9 @@ from mggcn.backend.cpu.figures import ITEMS, DenseShape, Figures
 from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import processor_name, this_host
 from mggcn.config import Config, RunConfig
-from mggcn.errors import ConfigError, PlanError, TrainError, printable
+from mggcn.errors import ConfigError, printable
 from mggcn.files import reason, write_text
+from mggcn.memory.pages import DiskRates
 from mggcn.memory.units import free_bytes
 from mggcn.planning.shape import GraphShape
 from mggcn.runs.edge_rates import edge_rates
@@ -64,19 +65,19 @@ DENSE_CALLS: Final = 5
 
 
 def tune_machine(
-    settings: TuneSettings, folder: Path, report: Callable[[str], None], scratch: Path | None = None
+    settings: TuneSettings, folder: Path, report: Callable[[str], None], disk: Path | DiskRates | None = None
 ) -> dict[str, Any]:
     """Measure this machine's cores, memory and transports, and return the content of its file.
 
     The figures by which kernels are chosen are measured again, too, and cached where runs find them.
 
-    folder: for the ranks' logs and results. report: called with what is measured next. scratch: a folder on the disk on
-    which runs may have rows; None: the current one, whose disk is left out if it lacks the space. Cost: under a minute on
-    two cores, half a minute more with `scratch`, and some seconds for each number of GPUs between which NCCL is measured.
-    Raises: CommError if ranks cannot be started; PlanError, TrainError if `scratch` cannot be measured.
+    folder: for the ranks' logs and results. report: called with what is measured next. disk: a folder on the disk on which
+    runs may have rows, or what is known of it. Cost: under a minute on two cores, half a minute more for a disk, and some
+    seconds for each number of GPUs between which NCCL is measured. Raises: CommError if ranks cannot be started;
+    ConfigError, PlanError, TrainError if the disk cannot be measured.
     """
     processor = processor_name() or "unknown processor"
-    disk = disk_table(scratch, report)
+    rates = disk_table(disk, report)
     report("gathers, passes and dense products, by which kernels are chosen too")
     figures = figures_of(this_host(settings.threads), free_bytes(), anew=True)
     if not figures.measured:
@@ -88,31 +89,23 @@ def tune_machine(
         "device": device_table(figures, settings.threads),
         "link": measure_links(settings.ranks, settings.threads, settings.seconds, folder, report),
         "nccl": measure_nccl(settings.ranks, folder, report),
-        **({"disk": disk} if disk else {}),
+        **({"disk": rates} if rates else {}),
     }
 
 
-def disk_table(scratch: Path | None, report: Callable[[str], None]) -> dict[str, float]:
-    """Return the [disk] table of the disk under a folder; {} if that is the current one, and cannot be measured.
+def disk_table(disk: Path | DiskRates | None, report: Callable[[str], None]) -> dict[str, float]:
+    """Return the [disk] table of what is known of a disk, or of the one under a folder, measured; {} of none.
 
-    Raises: PlanError, TrainError as `measure_disk`.
+    Raises: ConfigError if files of the folder are in memory; PlanError, TrainError as `measure_disk`.
     """
-    folder = Path() if scratch is None else scratch
-    if scratch is None and in_memory(folder):
-        report(
-            f"the disk is left out: files of {printable(folder.absolute())} are in memory; name another with --scratch"
-        )
+    if disk is None:
         return {}
-    brief = scratch is None or in_memory(folder)  # gigabytes of memory would say no more
-    long = "" if brief else ", for half a minute, by up to half of what is free there"
-    report(f"the disk of {printable(folder.absolute())}, on which rows may be{long}")
-    try:
-        disk = measure_disk(folder, brief=brief)
-    except (PlanError, TrainError) as error:
-        if scratch is not None:
-            raise
-        report(f"the disk is left out: {error}")
-        return {}
+    if isinstance(disk, Path):
+        where = printable(disk.absolute())
+        if in_memory(disk):
+            raise ConfigError(f"--scratch expects a folder on a disk, but files of {where} are in memory; name another")
+        report(f"the disk of {where}, on which rows may be, for half a minute, by up to half of what is free there")
+        disk = measure_disk(disk)
     return {name: _digits(rate) for name, rate in dataclasses.asdict(disk).items()}
 
 

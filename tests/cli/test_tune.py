@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from mggcn.aggregate.edge_op import EDGE_KERNELS
 from mggcn.backend.cpu import measure
 from mggcn.backend.cpu.spmm import CpuSpmm
 from mggcn.backend.spmm_choice import SpmmChoice
-from mggcn.cost.machine import read_machine
+from mggcn.cost.machine import MACHINES, read_machine
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.store import write_store
 from mggcn.memory.pages import DiskRates
@@ -38,7 +39,7 @@ def test_tune_writes_what_plans_read(
     assert run_main("plan", *SHAPE, "--ranks", 2) == 0
     before = capsys.readouterr().out
     assert "which are assumed; run mggcn tune" in before or "assumed, not measured; run mggcn tune" in before
-    monkeypatch.setattr(disk_rates, "LONG", disk_rates.BRIEF)
+    monkeypatch.setattr(disk_rates, "MATRIX_BYTES", disk_rates.LEAST_BYTES)
     assert run_main("tune", "--ranks", "2", "--threads", "1", "--seconds", "0.01", "--scratch", tmp_path) == 0
     said = capsys.readouterr().out
     path = tmp_path / "mggcn" / "machine.toml"
@@ -69,24 +70,47 @@ def test_tune_writes_what_plans_read(
     assert "not measured" not in out
 
 
-def test_a_disk_that_cannot_be_measured_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a full disk, or a folder in memory, ends tuning that was not asked for it, or passes for a disk."""
+def test_a_disk_is_measured_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a folder in memory passes for a disk, or a full disk for a measured one."""
     said: list[str] = []
-    monkeypatch.setattr(tune, "in_memory", lambda _: True)
     assert tune.disk_table(None, said.append) == {}
-    assert "are in memory; name another with --scratch" in said[-1]
+    assert not said
+    monkeypatch.setattr(tune, "in_memory", lambda _: True)
+    with pytest.raises(ConfigError, match="are in memory; name another"):
+        tune.disk_table(tmp_path, said.append)
     monkeypatch.setattr(tune, "in_memory", lambda _: False)
 
-    def full(folder: Path, *, brief: bool) -> DiskRates:
+    def full(folder: Path) -> DiskRates:
         raise PlanError(f"{folder} is full")
 
     monkeypatch.setattr(tune, "measure_disk", full)
-    assert tune.disk_table(None, said.append) == {}
-    assert said[-1] == "the disk is left out: . is full"
     with pytest.raises(PlanError, match="is full"):
         tune.disk_table(tmp_path, said.append)
-    monkeypatch.setattr(tune, "measure_disk", lambda _, brief: DiskRates(1.23456e9, 3e9 if brief else 2e9, 3e9))
+    monkeypatch.setattr(tune, "measure_disk", lambda _: DiskRates(1.23456e9, 2e9, 3e9))
     assert tune.disk_table(tmp_path, said.append) == {"read": 1.23e9, "write": 2e9, "both": 3e9}
+
+
+def test_what_is_known_of_the_disk_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if tuning without --scratch forgets half a minute's measurement, or ends at a file that it replaces anyway."""
+    path, given = tmp_path / "machine.toml", list[Any]()
+
+    def measured(settings: Any, folder: Any, report: Any, disk: Any) -> dict[str, Any]:
+        given.append(disk)
+        content = tomllib.loads((MACHINES / "assumed-cpu.toml").read_text())
+        return content | ({} if len(given) == 1 else {"disk": tune.disk_table(DiskRates(1e9, 2e9, 3e9), report)})
+
+    monkeypatch.setattr(tune, "tune_machine", measured)
+    for _ in range(3):
+        assert run_main("tune", "--out", path) == 0
+    told = capsys.readouterr().out
+    assert told.count("the disk is not measured") == 1
+    assert told.count("the disk reads 1.00 GB/s, writes 2.00, and moves 3.00 doing both") == 2
+    path.write_text("[disk]\nread = 1\n")
+    assert run_main("tune", "--out", path) == 0
+    assert run_main("tune", "--out", path, "--scratch", tmp_path) == 0
+    assert given == [None, None, DiskRates(1e9, 2e9, 3e9), None, tmp_path]
 
 
 def store_of_many_variants(folder: Path) -> Path:

@@ -32,6 +32,10 @@ def test_a_stage(compute: float, read: int, written: int, parts: int, seconds: f
     stage = StageCost(computing(compute), read, written, parts)
     assert stage.seconds(DISK) == pytest.approx(seconds)
     assert stage.waits(DISK) == (stage.disk_s(DISK) > compute)
+    # What is copied keeps the cores from computing, as edges that are waited for do.
+    other = StageCost(computing(compute + 2.0), read, written, parts)
+    for same in (StageCost(computing(compute), read, written, parts, 10, 1.0), other):
+        assert same.seconds(DISK) == pytest.approx(other.seconds(DISK))
 
 
 def test_a_program() -> None:
