@@ -99,7 +99,7 @@ def run(folder: Path, *arguments: str) -> tuple[set[str], str]:
     return passed, "".join(re.findall(r"sampled (\[[\d, ]+\])", done.stdout))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_collecting_compiles_nothing() -> None:
     """Fails if whoever asks for the list of tests waits for a compiler."""
     code = """

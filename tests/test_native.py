@@ -144,7 +144,7 @@ print("parent", 0)
 """
 
 
-@pytest.mark.parametrize("first", ["mggcn", pytest.param("torch", marks=pytest.mark.full)])
+@pytest.mark.parametrize("first", ["mggcn", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_forked_child_of_a_process_that_has_computed_computes(tmp_path: Path, first: str) -> None:
     """Fails if a child waits for ever for threads that its parent has, whatever it does first, or computes other bits,
     or if its parent does after the forks.

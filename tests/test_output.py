@@ -67,7 +67,7 @@ def test_an_answer_that_cannot_be_printed_is_one_line(here: Path, command: str, 
     [
         (">&- 2>&-", 1),
         pytest.param("| true", 1, marks=pytest.mark.slow),
-        pytest.param("> /dev/full 2>&1", 2, marks=pytest.mark.full),
+        pytest.param("> /dev/full 2>&1", 2, marks=pytest.mark.slow),
         *(
             pytest.param(text, ranks, marks=pytest.mark.slow)
             for text in (">&- 2>&-", "> /dev/full", ">&-", "2>&-", "2> /dev/full", "> /dev/full 2>&1", "| true")

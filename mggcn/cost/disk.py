@@ -9,7 +9,7 @@ from mggcn.cost.work import KINDS
 from mggcn.memory.pages import DiskRates
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StageCost:
     """A stage: what the ranks compute, the bytes that the disk at hand reads and writes, and the parts that it runs in.
 

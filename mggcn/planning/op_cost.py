@@ -219,7 +219,10 @@ def disk_cost(plan: RunPlan, machine: Machine, name: str, phase: int = 0) -> Dis
         read, written = (sharing * max(some) for some in zip(*moved, strict=True))
         copied = sharing * max(_copied(stage, pages) for _, stage, pages in stages)
         copied_s = copied / machine.device.copy.at(copied) if copied else 0.0
-        found.append(StageCost(predict(machine, transport, items), read, written, parts, edges, copied_s))
+        computed = predict(machine, transport, items)
+        found.append(
+            StageCost(compute=computed, read=read, written=written, parts=parts, edges=edges, copied_s=copied_s)
+        )
     after = [[one for _, items in items_after(plan, rank, name == "train", 0) for one in items] for rank in plan.ranks]
     return DiskCost(tuple(found), predict(machine, transport, after), machine.disk_rates)
 

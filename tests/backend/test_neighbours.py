@@ -246,7 +246,7 @@ class Problem:
         return result
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, rest="slow")
 @pytest.mark.parametrize("case", BATTERY, **NAMES)
 @pytest.mark.parametrize("order", ["whole", "forwards", "backwards"])
 @pytest.mark.parametrize("shape", SHAPES)

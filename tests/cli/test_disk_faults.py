@@ -32,8 +32,8 @@ SETTINGS = [
 ]
 RANKS = ["--ranks", "2", "--transport", "threads"]
 FEW = 3
-"""Random moments of a test; `make test-all` has 20."""
-MANY = [FEW, pytest.param(20, marks=pytest.mark.full)]
+"""Random moments of a test; `-m slow` has 20."""
+MANY = [FEW, pytest.param(20, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -316,7 +316,7 @@ def test_a_full_disk_costs_no_bit(moments: int, store: Path, whole: Path, tmp_pa
     assert [ends[0]["code"] for ends in found[:2]] == [2, 2]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_history_that_the_disk_refuses_is_one_line(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +336,7 @@ def test_a_history_that_the_disk_refuses_is_one_line(
     assert_alike(tmp_path / str(sizes[0]), whole)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_prediction_on_a_full_disk_goes_on(whole: Path, tmp_path: Path) -> None:
     """Fails if a prediction that finds the disk full, for its rows, its scores or its table, is more than a line, or the
     same command then writes another byte.

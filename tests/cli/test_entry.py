@@ -166,7 +166,7 @@ def test_commands_without_docstrings() -> None:
     assert done.stdout.splitlines() == [",".join([*words, "0", "True"]) for words in commands]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_run_without_docstrings(store: Path, tmp_path: Path) -> None:
     """Fails if `python -OO` cannot train, report and predict, whose modules are imported when they are used."""
     run = str(tmp_path / "run")

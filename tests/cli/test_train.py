@@ -227,7 +227,7 @@ def test_default_folders_never_collide(
     [
         ["--set", "model.hidden=64"],
         ["--set", "model.hidden=64", "--set", "run.capacity=disk"],
-        pytest.param(["--set", "model.hidden=400,400", "--ranks", 2, "--transport", "gloo"], marks=pytest.mark.full),
+        pytest.param(["--set", "model.hidden=400,400", "--ranks", 2, "--transport", "gloo"], marks=pytest.mark.slow),
         pytest.param(["--set", "model.hidden=64", "--batch", 2000, "--fanout", "5,5"], marks=pytest.mark.full),
     ],
     ids=str,

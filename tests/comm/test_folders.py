@@ -38,7 +38,7 @@ def test_helpers_take_no_module_of_the_working_folder(module: str, tmp_path: Pat
     assert (done.returncode, "usage" in done.stdout) == (0, True), done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_functions_of_ones_own_are_found_beside_the_script(tmp_path: Path) -> None:
     """Fails if ranks of mggcn.nn.run import from the working folder, or lose the folder of the script."""
     (tmp_path / "scripts").mkdir()

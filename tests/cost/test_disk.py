@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from mggcn.cost.disk import DiskCost, StageCost
@@ -14,6 +16,10 @@ DISK = DiskRates(read=10.0, write=5.0, both=8.0)
 
 def computing(seconds: float) -> Cost:
     return Cost(seconds, (dict.fromkeys(KINDS, 0.0) | {"dense": seconds},), 0.0)
+
+
+def stage_of(compute: float, read: int, written: int, parts: int) -> StageCost:
+    return StageCost(compute=computing(compute), read=read, written=written, parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -29,18 +35,18 @@ def computing(seconds: float) -> Cost:
 )
 def test_a_stage(compute: float, read: int, written: int, parts: int, seconds: float) -> None:
     """Fails if reading, writing and computing do not overlap as the parts of a stage do."""
-    stage = StageCost(computing(compute), read, written, parts)
+    stage = stage_of(compute, read, written, parts)
     assert stage.seconds(DISK) == pytest.approx(seconds)
     assert stage.waits(DISK) == (stage.disk_s(DISK) > compute)
     # What is copied keeps the cores from computing, as edges that are waited for do.
-    other = StageCost(computing(compute + 2.0), read, written, parts)
-    for same in (StageCost(computing(compute), read, written, parts, 10, 1.0), other):
-        assert same.seconds(DISK) == pytest.approx(other.seconds(DISK))
+    other = stage_of(compute + 2.0, read, written, parts)
+    same = dataclasses.replace(stage, edges=10, copied_s=1.0)
+    assert same.seconds(DISK) == pytest.approx(other.seconds(DISK))
 
 
 def test_a_program() -> None:
     """Fails if stages overlap, what follows them is lost, or what bounds the program is not what takes longer."""
-    stages = (StageCost(computing(1.0), 100, 0, 2), StageCost(computing(8.0), 0, 20, 2))
+    stages = (stage_of(1.0, 100, 0, 2), stage_of(8.0, 0, 20, 2))
     cost = DiskCost(stages, computing(2.0), DISK)
     assert cost.cost.seconds == pytest.approx(10.5 + 10.0 + 2.0)
     assert (cost.compute_s, cost.disk_s, cost.waiting, cost.bound) == (11.0, 14.0, 1, "the disk")

@@ -125,9 +125,9 @@ def last_weights(folder: Path) -> dict[str, torch.Tensor]:
     [
         {},
         {"kind": "gat", "heads": 4, "hidden": (64, 64)},
-        pytest.param({"ranks": 2, "transport": "threads", "strategy": "halo"}, marks=pytest.mark.full),
+        pytest.param({"ranks": 2, "transport": "threads", "strategy": "halo"}, marks=pytest.mark.slow),
         pytest.param({"ranks": 2, "transport": "threads", "strategy": "delayed", "delay": "1"}, marks=pytest.mark.full),
-        pytest.param({"precision": "bf16", "kind": "sage"}, marks=pytest.mark.full),
+        pytest.param({"precision": "bf16", "kind": "sage"}, marks=pytest.mark.slow),
     ],
     ids=["gcn", "gat", "halo", "delayed", "bf16"],
 )

@@ -27,11 +27,18 @@ from tests.model.test_rgcn import typed_graph
 HERE = Path(__file__).resolve().parent
 BOUND = 64 << 10
 FAST = ["dense-input-dropout", "batches"]
-FULL = ["batch-norm", "two-ranks-slice", "two-ranks-cd-2"]
-FULL += ["two-ranks-shared-batches", "batches-sparse-bf16", "batches-rgcn"]
-FULL += ["batches-stored"]
+FULL = ["two-ranks-cd-2", "two-ranks-shared-batches", "batches-rgcn", "batches-stored"]
 EVALUATIONS = ["evaluation-gat", "evaluation-rgcn", "evaluation-permuted"]
-SLOW = ["gat", "gatv2", "two-ranks-rgcn", "batches-sparse-dropout", "batches-full"]
+SLOW = [
+    "batch-norm",
+    "two-ranks-slice",
+    "batches-sparse-bf16",
+    "gat",
+    "gatv2",
+    "two-ranks-rgcn",
+    "batches-sparse-dropout",
+    "batches-full",
+]
 SLOW += ["bf16", "two-ranks-gat-cd-0", "batches-gat", "two-ranks-batches"]
 SLOW += ["batches-fp64", "aggregate-first", "layer-norm-gin"]
 SLOW += ["dense", "sparse-input-dropout", "two-ranks-halo", "two-ranks-dropout", "two-ranks-batch-norm-cd-0"]

@@ -77,7 +77,7 @@ def computed(found: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "states"}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_run_refused_at_every_call_goes_on(
     allocator: Allocator, caplog: pytest.LogCaptureFixture, sample: Any
 ) -> None:
