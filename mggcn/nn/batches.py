@@ -212,11 +212,11 @@ def batches(
     given: dict[str, Any] = {"fanout": fanout, "batch": batch, "draw": draw, "weights": weights}
     if ahead < 0:
         raise ConfigError(f"ahead expects 0 or more batches that are made beside the loop, got {ahead}")
-    sample = SampleConfig(**given, drop_last=drop_last, ahead=ahead)
-    if not sample.batch:
+    if batch in (0, "all"):
         raise ConfigError(
             f"batch expects the seeds of a batch, 1 or more, such as the number of all seeds; got {batch}"
         )
+    sample = SampleConfig(**given, drop_last=drop_last, ahead=ahead)
     if sample.draws_by_type:
         raise ConfigError(
             f"fanout has numbers by relation, {sample.fanout}, and blocks of batches have no types of edges; give a number "

@@ -105,7 +105,7 @@ def predict(
         "partial": "",
     }
     rewritten = classes or target.suffix != ".npy"
-    column = "score" if layer is None else "feature"
+    column = "feature" if layer is not None or (trained_on.task == "links" and pairs is None) else "score"
     names = recorded_names(plan.get("class_names"), trained_on.num_classes) if layer is None else ()
 
     def finish(scored: Path) -> None:

@@ -367,7 +367,7 @@ def test_seeds_of_a_graph_with_ids(ids: list[Any]) -> None:
             loader_of(graph, wrong, fanout=[1])
 
 
-@pytest.mark.parametrize("fanout", [("all", "all"), ()])
+@pytest.mark.parametrize("fanout", [("all", "all"), (), (3, 2)])
 @pytest.mark.parametrize("batch", ["all", 0])
 def test_a_loader_has_batches(batch: Any, fanout: Any) -> None:
     """Fails if the word for the whole graph gives a loader without seeds, or is refused by what it does not have."""

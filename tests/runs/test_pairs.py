@@ -49,6 +49,9 @@ def test_pairs_are_scored_from_embeddings(decoder: tuple[int, ...], ranks: int, 
     assert run_main("predict", tmp_path / "run", "--pairs", tmp_path / "pairs.txt", "--probabilities") == 0
     found = np.load(tmp_path / "run" / "pairs.npy")
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-expected)), atol=1e-10)
+    assert run_main("predict", tmp_path / "run", "--vertices", "3", "--out", tmp_path / "z.csv") == 0
+    header = (tmp_path / "z.csv").read_text().splitlines()[0]
+    assert header.split(",") == ["vertex", *(f"feature_{column}" for column in range(6))], "no scores of classes"
     # Another graph needs no links, and has other embeddings.
     whole = community(90, 500, 5, 3, seed=2)
     others = trainer.predict(graph=whole)
