@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from bench.gpu.graphs import CASES, LAYERS, PRECISIONS, find_store
-from bench.gpu.lab import Lab, Row, attempt, first_line, tf32
+from bench.gpu.lab import Lab, Row, attempt, shortened, tf32
 from bench.gpu.pyg import GAT, KINDS, Peer
 from bench.peers.attention import MODELS
 from bench.report import spread
@@ -198,5 +198,5 @@ def count_kernels(lab: Lab, epoch: Callable[[], object]) -> int | None:
             lab.device.synchronize()
         return sum("CUDA" in str(event.device_type) for event in profiler.events() or ())
     except RuntimeError as error:
-        print(first_line(error))
+        print(shortened(error))
         return None

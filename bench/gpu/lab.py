@@ -193,9 +193,9 @@ def tf32(allow: bool) -> Iterator[None]:
         yield
 
 
-def first_line(error: BaseException) -> str:
+def shortened(error: BaseException) -> str:
     """What went wrong, short enough for a table."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:320]}"
 
 
 def attempt(lab: Lab, what: Row, measure: Callable[..., Row], *args: Any, alone: bool = False) -> None:
@@ -218,8 +218,8 @@ def attempt(lab: Lab, what: Row, measure: Callable[..., Row], *args: Any, alone:
     try:
         row = measure(*args)
     except Exception as error:  # a compiler's, a library's or a driver's: each has classes of its own
-        print(f"{what}: {first_line(error)}", file=sys.stderr)
-        row = {"error": first_line(error)}
+        print(f"{what}: {shortened(error)}", file=sys.stderr)
+        row = {"error": shortened(error)}
         lab.device.synchronize()
     lab.write(**what, **row, took_s=time.monotonic() - began)
     lab.forget()

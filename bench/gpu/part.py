@@ -41,7 +41,7 @@ def run(job: dict[str, Any]) -> int:
 
     Returns 0 if it is done, AGAIN if another process is to go on, otherwise 1.
     """
-    from bench.gpu.lab import AgainError, Lab, OutOfTimeError, Settings, first_line
+    from bench.gpu.lab import AgainError, Lab, OutOfTimeError, Settings, shortened
     from bench.gpu.tasks import AGAIN, read_rows
     from bench.report import surroundings, taken_by_others
 
@@ -63,7 +63,7 @@ def run(job: dict[str, Any]) -> int:
             stopped = str(error)
         except Exception as error:  # whatever ends a part, its rows and the reason reach the report
             traceback.print_exc()
-            stopped = first_line(error)
+            stopped = shortened(error)
         others = taken_by_others(around["began"])
         lab.write(kind="end", seconds=time.monotonic() - began, stopped=stopped, taken_by_others=others)
     return int(bool(stopped))
