@@ -37,18 +37,29 @@ def space_of(config: Config, out: Path | None = None) -> Space:
     if config.run.scratch:
         folder = Path(config.run.scratch)
         try:
-            return Space(str(folder), shutil.disk_usage(f"{folder}/.").free)
+            free = shutil.disk_usage(f"{folder}/.").free
         except OSError as error:
             raise PlanError(
                 f"run.scratch {folder}: {reason(error)}; name a folder that exists, on a fast disk"
             ) from error
+        if not os.access(folder, os.W_OK):
+            raise PlanError(f"run.scratch {folder} cannot be written; name a folder on a fast disk that can")
+        return Space(str(folder), free)
     folder = (out or RUNS).absolute()
     while not folder.is_dir():
         folder = folder.parent
     name = "the run folder" if out is None else str(out)
     if in_memory(folder):
-        return Space(f"{name}, whose files are in memory,", 0)
+        return Space(f"{name}, whose files are in memory", 0)
     return Space(name, shutil.disk_usage(folder).free)
+
+
+def with_whole_scratch(config: Config) -> Config:
+    """Return the configuration with the whole path of run.scratch: a run goes on from whatever folder it is called in."""
+    if not config.run.scratch:
+        return config
+    scratch = str(Path(config.run.scratch).absolute())
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, scratch=scratch))
 
 
 def in_memory(folder: Path) -> bool:

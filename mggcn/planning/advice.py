@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from mggcn.aggregate.base import Strategy
+from mggcn.config.model import ModelConfig
 from mggcn.errors import ConfigError, GraphError, PlanError
 from mggcn.memory.device import DEVICES
 from mggcn.memory.units import human
@@ -183,7 +184,7 @@ def _rung(plan: RunPlan, limit: int) -> Iterator[str]:
 def _widths(plan: RunPlan, limit: int) -> Iterator[str]:
     own, hidden = plan.config.run.ranks, plan.config.model.hidden
     if hidden and (cut := _first(1, 16, lambda c: _estimate(plan, limit=limit, share=1 - c / 16) <= limit)):
-        widths = ",".join(str(w) for w in _narrowed(hidden, 1 - cut / 16))
+        widths = ",".join(str(w) for w in _narrowed(plan.config.model, 1 - cut / 16))
         yield f"--set model.hidden={widths} would fit on {own}"
 
 
@@ -195,8 +196,10 @@ def _first(start: int, stop: int, fits: Callable[[int], bool]) -> int | None:
     return found if found < stop else None
 
 
-def _narrowed(hidden: tuple[int, ...], share: float) -> tuple[int, ...]:
-    return tuple(max(1, int(w * share)) for w in hidden)
+def _narrowed(model: ModelConfig, share: float) -> tuple[int, ...]:
+    """Return the hidden widths times a share, multiples of the heads that lie side by side in them."""
+    unit = model.heads if model.attends and model.concat_heads else 1
+    return tuple(unit * max(1, int(width * share) // unit) for width in model.hidden)
 
 
 def _estimate(
@@ -213,7 +216,7 @@ def _estimate(
     limit: bytes of a rank, which rows on disk or on the host leave room for others in.
     """
     ranks = ranks or plan.config.run.ranks
-    model = dataclasses.replace(plan.config.model, hidden=_narrowed(plan.config.model.hidden, share))
+    model = dataclasses.replace(plan.config.model, hidden=_narrowed(plan.config.model, share))
     transport = plan.config.run.transport if ranks in (1, plan.config.run.ranks) else "auto"
     shape = plan.shape
     try:

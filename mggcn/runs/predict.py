@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble.plan import partition_graph, plan_graph
+from mggcn.assemble.ladder import space_elsewhere
+from mggcn.assemble.plan import partition_graph, plan_again, plan_graph
 from mggcn.comm.launch import run_ranks
 from mggcn.config import Config
-from mggcn.errors import RunError
+from mggcn.errors import ConfigError, PlanError, RunError
 from mggcn.files import reason, remove_abandoned, temporary_folder
 from mggcn.graph.class_names import recorded_names
 from mggcn.graph.csr import ArrayRows, Graph
@@ -243,6 +244,7 @@ def predict_worker(
         chosen = score.weights_in(plan, chosen)
     elif arguments["store"] == job["store"] and not learned:
         plan, partition = known_plan(folder, config, graph)
+        plan = _in_less_memory(config, recorded, plan, limit)
     else:
         config, graph = score.for_scoring(config, graph, trained_on)
         plan, partition = plan_graph(config, graph, limit=limit)
@@ -261,6 +263,18 @@ def predict_worker(
     rank = make_rank(config, graph, plan, partition, comm, partial=partial)
     rank.trainer.runtime.weights.load_state_dict(chosen)
     write_scores(comm, rank, target, plan, probabilities)
+
+
+def _in_less_memory(config: Config, recorded: Mapping[str, Any], plan: RunPlan, limit: int) -> RunPlan:
+    """Return the plan of a run from disk, made again where less is free than it was made for: the bits stay."""
+    if not plan.on_disk or not score.scored_by_blocks(plan, limit):
+        return plan
+    with contextlib.suppress(ConfigError, PlanError):
+        # The space on disk is asked for when it is reserved.
+        again = plan_again(config, recorded, limit, space_elsewhere(config))
+        if not score.scored_by_blocks(again, limit):
+            return again
+    return plan
 
 
 def _chosen_weights(folder: Path, config: Config, arguments: dict[str, Any]) -> Mapping[str, Tensor]:

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from mggcn.assemble.ladder import space_of
+from mggcn.assemble.ladder import space_of, with_whole_scratch
 from mggcn.assemble.plan import check_available, memory_limit, plan_again, plan_graph, resolve, room_of
 from mggcn.comm.rank import ranks_here, torchrun_env
 from mggcn.config import Config
 from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
+from mggcn.memory.units import free_bytes
 from mggcn.planning.advice import require_fit
 from mggcn.planning.record import to_dict
 from mggcn.runs.folder import read_run, recorded_plan, require_graph, write_plan
@@ -63,13 +64,14 @@ def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) ->
     Raises: RunError if the graph has changed; PlanError, ConfigError.
     """
     before, plan_before, job = read_run(folder)
+    config = with_whole_scratch(config)
     planned, ranks = job.get("assignment"), config.run.ranks
     # Ranks that have come to several machines share no memory, in which evaluation by blocks keeps rows.
     apart = plan_before.get("evaluate") == "blocks" and ranks_here(ranks) < ranks
     if not isinstance(planned, dict):
         return config
     if planned.get("ranks") == ranks and not apart:
-        if _is_other(before, config, plan_before):
+        if _is_other(before, config, plan_before) or _lacks_memory(config, plan_before):
             _plan_again(folder, config, graph, before, plan_before)
         return config
     require_graph(folder, graph)
@@ -96,12 +98,21 @@ def _is_other(before: Config, config: Config, content: Mapping[str, Any]) -> boo
     return needed > run.memory_limit > 0 or (moves and run.memory_limit not in (0, content.get("limit", 0)))
 
 
+def _lacks_memory(config: Config, content: Mapping[str, Any]) -> bool:
+    """Return whether less is free now than the run was planned to take beside what its process takes in any case."""
+    if config.run.device != "cpu" or config.run.memory_limit:
+        return False
+    needed = [rank["total_bytes"] - rank["regions"].get("runtime", 0) for rank in content["per_rank"]]
+    return max(needed, default=0) > free_bytes() // ranks_here(config.run.ranks)
+
+
 def _plan_again(folder: Path, config: Config, graph: Graph, before: Config, content: Mapping[str, Any]) -> None:
     """Plan the run of a folder on the rung that now fits, and record it. Raises: PlanError, ConfigError, RunError."""
     recorded_plan(folder, before, graph)  # refuses what is damaged, or of another graph
     # Another disk alone leaves the run in the memory for which it was planned.
     stays = config.run.capacity != "memory" and not config.run.memory_limit
     stays = stays and all(getattr(config.run, name) == getattr(before.run, name) for name in MEMORY)
+    stays = stays and not _lacks_memory(config, content)
     limit = (content.get("limit", 0) if stays else 0) or memory_limit(config)
     plan = plan_again(config, content, limit, space_of(config, folder))
     require_fit(plan, limit, dataclasses.replace(room_of(config), began=True))

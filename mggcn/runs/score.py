@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mggcn.assemble.plan import memory_limit, plan_graph
+from mggcn.comm.rank import ranks_here
 from mggcn.config import CLASS_SETTINGS, Config, LinksConfig
 from mggcn.config.files import with_named
 from mggcn.errors import ConfigError, PlanError
@@ -21,7 +22,7 @@ from mggcn.graph.csr import ArrayRows, Graph, Rows
 from mggcn.graph.ids import rows_of
 from mggcn.graph.store import graph_sha256
 from mggcn.memory.device import scale_dtype
-from mggcn.memory.units import human
+from mggcn.memory.units import free_bytes, human
 from mggcn.model.network import NETWORKS
 from mggcn.model.stack import HiddenLayer
 from mggcn.partition.base import Partition
@@ -137,8 +138,12 @@ def plan_layer(
 
 
 def limit_of(config: Config) -> int:
-    """Return the bytes that each rank may use to score all vertices, by which all of them decide how; on a GPU 0."""
-    return memory_limit(config) if config.run.device == "cpu" else 0
+    """Return the bytes that each rank may use to score all vertices, by which all of them decide how: what is free now, and
+    no more than the run's own limit; on a GPU 0.
+    """
+    if config.run.device != "cpu":
+        return 0
+    return min(memory_limit(config), free_bytes() // ranks_here(config.run.ranks))
 
 
 def scored_by_blocks(plan: RunPlan, limit: int) -> bool:
@@ -183,9 +188,10 @@ def scoring_plan(graph: Graph, plan: RunPlan, limit: int, layer: int | None = No
     config, network = plan.config, None if layer is None else HiddenLayer(layer)
     found = plan_scoring(config, in_blocks(plan.shape, graph, config), plan.figures, network)
     if found.total_bytes > limit:
+        why = ", as the run's memory_limit says" if limit == config.run.memory_limit else ""
         raise PlanError(
             f"scores of all {graph.num_vertices:,} vertices need {human(found.total_bytes)} a rank, computed layer "
-            f"by layer, and {human(limit)} may be used; free memory, take a machine with more, or "
+            f"by layer, and {human(limit)} may be used{why}; free memory, take a machine with more, or "
             "score some vertices, of which only the neighbourhood is read: --vertices, in Python vertices="
         )
     return found

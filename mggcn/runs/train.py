@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mggcn import native
-from mggcn.assemble.ladder import space_of
+from mggcn.assemble.ladder import space_of, with_whole_scratch
 from mggcn.assemble.plan import (
     check_available,
     dense_products,
@@ -100,6 +100,7 @@ def plan_that_fits(
     which rows may be on disk.
     Raises: PlanError before anything is allocated; ConfigError, GraphError.
     """
+    config = with_whole_scratch(config)
     space = space_of(config, out)
     space = dataclasses.replace(space, free=space.free // at_once)
     config, choice = resolve_auto(config, graph, space=space)
@@ -146,9 +147,8 @@ def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> N
     """Print what will be trained, on which graph, and at what cost. done: epochs that a resumed run does not repeat."""
     config = plan.config
     machines = this_machine(config), this_machine(in_float32(config))
-    lines = opening_lines(
-        plan, machines[0], memory_limit(config), store=store, reason=reason, done=done, in_float32=machines[1]
-    )
+    limit = memory_limit(config) if plan.ladder is None else plan.ladder.limit  # this process has taken some since
+    lines = opening_lines(plan, machines[0], limit, store=store, reason=reason, done=done, in_float32=machines[1])
     print(*map(printable, lines), sep="\n", flush=True)
 
 

@@ -293,7 +293,7 @@ def test_the_folder_is_the_settings_or_the_run_s(tmp_path: Path, monkeypatch: py
         ):
             space_of(config_of(scratch=str(tmp_path / name)))
     monkeypatch.setattr(ladder, "in_memory", lambda _: True)
-    assert space_of(config_of(), tmp_path) == Space(f"{tmp_path}, whose files are in memory,", 0)
+    assert space_of(config_of(), tmp_path) == Space(f"{tmp_path}, whose files are in memory", 0)
 
 
 def test_files_in_memory_are_told_from_a_disk_s() -> None:

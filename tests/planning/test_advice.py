@@ -57,6 +57,18 @@ def test_every_hint_is_a_plan_that_fits(limit: float) -> None:
     assert "would fit" in text
 
 
+def test_narrower_layers_keep_the_heads_that_lie_in_them() -> None:
+    """Fails if a width that is tried, and that nobody gave, is refused in place of the run."""
+    model = {"kind": "gat", "heads": 4, "hidden": (64, 48)}
+    plan = plan_shape(config_of(**model), PRODUCTS)
+    text = advice(plan, int(0.9 * plan.largest.total_bytes))
+    widths = re.search(r"--set model.hidden=(\d+),(\d+) would fit", text)
+    assert widths is not None
+    assert all(int(width) % 4 == 0 for width in widths.groups())
+    smaller = plan_shape(config_of(**model | {"hidden": tuple(map(int, widths.groups()))}), PRODUCTS)
+    assert smaller.largest.total_bytes <= 0.9 * plan.largest.total_bytes
+
+
 def test_fewer_ranks_where_they_share_the_memory() -> None:
     """Fails if a machine that is divided too finely is said to need more ranks, or none at all."""
     plan = plan_shape(config_of(ranks=100, memory_limit=1), SMALL)

@@ -15,11 +15,13 @@ import torch
 
 import mggcn
 from mggcn.assemble import ladder
+from mggcn.assemble import plan as planning
 from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import Config
 from mggcn.config.files import with_named
 from mggcn.errors import PlanError
 from mggcn.graph.csr import Graph
+from mggcn.runs import regroup
 from mggcn.runs import train as training
 from mggcn.runs.folder import FILES, continued, known_plan, read_run, reopen
 from mggcn.runs.regroup import regrouped
@@ -187,6 +189,40 @@ def test_a_rung_that_does_not_fit_is_refused_when_a_run_continues(
     with pytest.raises(PlanError, match=r"--set run.scratch=FOLDER on a disk with .* has 1.00 MiB\) would fit"):
         regrouped(folder, continued(folder, before, {"scratch": str(tmp_path)}), graph, None)
     assert [(folder / name).read_bytes() for name in FILES] == files
+
+
+def test_a_run_continues_in_what_is_free_then(graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a run that was planned for more memory than is free now goes on as planned, until the system ends it."""
+    folder, limit = tmp_path / "run", limit_of(graph)
+    stopped(graph, folder)
+    config, files = read_run(folder)[0], [(folder / name).read_bytes() for name in FILES]
+    monkeypatch.setattr(regroup, "free_bytes", lambda: 0)
+    monkeypatch.setattr(planning, "free_bytes", lambda: 1 << 20)
+    with pytest.raises(PlanError, match=r"rank 0 needs .* but only 1.00 MiB may be used"):
+        regrouped(folder, config, graph, None)
+    assert [(folder / name).read_bytes() for name in FILES] == files
+    monkeypatch.setattr(planning, "free_bytes", lambda: limit)
+    regrouped(folder, config, graph, None)
+    assert read_run(folder)[1]["capacity"] == "disk"
+
+
+def test_a_scratch_folder_is_found_from_everywhere(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a run from disk goes on only in the folder in which it was started, or on a disk that cannot be written."""
+    (tmp_path / "fast").mkdir()
+    monkeypatch.chdir(tmp_path)
+    stopped(graph, tmp_path / "run", capacity="disk", scratch="fast")
+    before = read_run(tmp_path / "run")[0]
+    assert before.run.scratch == str(tmp_path / "fast")
+    monkeypatch.setattr(ladder.os, "access", lambda *_: False)
+    with pytest.raises(PlanError, match=r"run.scratch .*fast cannot be written; name a folder"):
+        regrouped(
+            tmp_path / "run",
+            continued(tmp_path / "run", before, {"capacity": "disk", "memory_limit": 1 << 40}),
+            graph,
+            None,
+        )
 
 
 def test_a_run_that_nothing_asks_to_move_keeps_its_plan(graph: Graph, tmp_path: Path) -> None:
