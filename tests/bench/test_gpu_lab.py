@@ -76,7 +76,7 @@ def test_what_fails_is_a_row_and_the_rest_goes_on(toy: Settings) -> None:
     rows = [json.loads(line) for line in log.getvalue().splitlines()]
     assert [row.pop("took_s") < 10 for row in rows if "took_s" in row] == [True] * 2
     assert [row for row in rows if row["kind"] != "begun"] == [
-        {"kind": "a", "error": "ValueError: too large"},
+        {"kind": "a", "error": "ValueError: too large and more"},
         {"kind": "b", "median": 1.0},
     ]
 
