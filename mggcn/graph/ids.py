@@ -40,9 +40,11 @@ def rows_of(graph: Graph, vertices: Any, given: str = "vertices") -> Array:
         wanted = wanted.astype(np.str_)
     if wanted.dtype == np.bool_ and wanted.shape == (graph.num_vertices,):
         return np.flatnonzero(wanted)
+    if not wanted.size:
+        raise ConfigError(f"{given} names none; give one or more")
     ids = ids_of(graph)
     whole, what = ids.dtype.kind != "U", "row numbers" if graph.ids is None else "ids of the graph"
-    if wanted.ndim != 1 or wanted.dtype.kind not in ("iuU" if whole else "U") or not wanted.size:
+    if wanted.ndim != 1 or wanted.dtype.kind not in ("iuU" if whole else "U"):
         raise ConfigError(
             f"{given} expects a list of {what}, {'whole numbers' if whole else 'text'}, or a mask of "
             f"{graph.num_vertices:,} vertices, got {wanted.dtype} of shape {wanted.shape}"

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from mggcn.assemble.plan import dense_products, threads_per_rank
 from mggcn.comm.failure import Interrupted, stops
+from mggcn.comm.rank import ranks_here
 from mggcn.config import Config
+from mggcn.host import process_bytes
+from mggcn.memory.device import DEVICES
+from mggcn.memory.units import free_bytes
 
 if TYPE_CHECKING:
     from mggcn.comm.base import Communicator
@@ -21,6 +25,14 @@ if TYPE_CHECKING:
 def in_processes(config: Config) -> bool:
     """Return whether the ranks are separate processes, not this process or threads of it."""
     return config.run.transport == "nccl" or (config.run.transport == "gloo" and config.run.ranks > 1)
+
+
+def free_per_rank(config: Config) -> int:
+    """Return the bytes that each rank on a CPU may take, as plans count them: what is free, and what this process has taken
+    already, where ranks run in it, of what a process takes in any case.
+    """
+    own = 0 if in_processes(config) else min(process_bytes("RssAnon"), DEVICES["cpu"].process_bytes)
+    return (free_bytes() + own) // ranks_here(config.run.ranks)
 
 
 def on_local_ranks(config: Config, body: Callable[[Communicator], Any]) -> list[Any]:

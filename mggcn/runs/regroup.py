@@ -19,6 +19,7 @@ from mggcn.memory.units import free_bytes
 from mggcn.planning.advice import require_fit
 from mggcn.planning.record import to_dict
 from mggcn.runs.folder import read_run, recorded_plan, require_graph, write_plan
+from mggcn.runs.local import free_per_rank
 from mggcn.train.log import write_json
 
 MEMORY: Final = ("capacity", "memory_limit")
@@ -113,7 +114,8 @@ def _plan_again(folder: Path, config: Config, graph: Graph, before: Config, cont
     stays = config.run.capacity != "memory" and not config.run.memory_limit
     stays = stays and all(getattr(config.run, name) == getattr(before.run, name) for name in MEMORY)
     stays = stays and not _lacks_memory(config, content)
-    limit = (content.get("limit", 0) if stays else 0) or memory_limit(config)
+    now = free_per_rank(config) if _lacks_memory(config, content) else memory_limit(config)
+    limit = (content.get("limit", 0) if stays else 0) or now
     plan = plan_again(config, content, limit, space_of(config, folder))
     require_fit(plan, limit, dataclasses.replace(room_of(config), began=True))
     write_json(folder / "plan.json", to_dict(plan) | {name: content[name] for name in KEPT if name in content})

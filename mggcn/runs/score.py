@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mggcn.assemble.plan import memory_limit, plan_graph
-from mggcn.comm.rank import ranks_here
+from mggcn.assemble.plan import plan_graph
 from mggcn.config import CLASS_SETTINGS, Config, LinksConfig
 from mggcn.config.files import with_named
 from mggcn.errors import ConfigError, PlanError
@@ -22,14 +21,14 @@ from mggcn.graph.csr import ArrayRows, Graph, Rows
 from mggcn.graph.ids import rows_of
 from mggcn.graph.store import graph_sha256
 from mggcn.memory.device import scale_dtype
-from mggcn.memory.units import free_bytes, human
+from mggcn.memory.units import human
 from mggcn.model.network import NETWORKS
 from mggcn.model.stack import HiddenLayer
 from mggcn.partition.base import Partition
 from mggcn.planning.block_evaluation import ScoringPlan, plan_scoring
 from mggcn.planning.run import RunPlan
 from mggcn.planning.shape import GraphShape, in_blocks
-from mggcn.runs.local import on_local_ranks
+from mggcn.runs.local import free_per_rank, on_local_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -143,7 +142,8 @@ def limit_of(config: Config) -> int:
     """
     if config.run.device != "cpu":
         return 0
-    return min(memory_limit(config), free_bytes() // ranks_here(config.run.ranks))
+    free = free_per_rank(config)
+    return min(config.run.memory_limit or free, free)
 
 
 def scored_by_blocks(plan: RunPlan, limit: int) -> bool:

@@ -135,6 +135,7 @@ def test_vertices_by_ids(ids: list[int] | None) -> None:
     for given, message in (
         (["1", "", "2"], f"vertices expects {what}, whole numbers, one of them is empty"),
         ([""], "one of them is empty"),
+        ([], "vertices names none; give one or more"),
         (["1", "two"], f"vertices expects {what}, whole numbers, got 'two'"),
         (["9" * 30], f"vertices expects {what}, whole numbers of 64 bits, got {'9' * 30}"),
         (["9" * 19 + "9", "-1"], "whole numbers of 64 bits, got"),

@@ -15,7 +15,6 @@ import torch
 
 import mggcn
 from mggcn.assemble import ladder
-from mggcn.assemble import plan as planning
 from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.config import Config
 from mggcn.config.files import with_named
@@ -197,11 +196,11 @@ def test_a_run_continues_in_what_is_free_then(graph: Graph, tmp_path: Path, monk
     stopped(graph, folder)
     config, files = read_run(folder)[0], [(folder / name).read_bytes() for name in FILES]
     monkeypatch.setattr(regroup, "free_bytes", lambda: 0)
-    monkeypatch.setattr(planning, "free_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(regroup, "free_per_rank", lambda _: 1 << 20)
     with pytest.raises(PlanError, match=r"rank 0 needs .* but only 1.00 MiB may be used"):
         regrouped(folder, config, graph, None)
     assert [(folder / name).read_bytes() for name in FILES] == files
-    monkeypatch.setattr(planning, "free_bytes", lambda: limit)
+    monkeypatch.setattr(regroup, "free_per_rank", lambda _: limit)
     regrouped(folder, config, graph, None)
     assert read_run(folder)[1]["capacity"] == "disk"
 

@@ -348,7 +348,7 @@ def test_some_vertices_are_rows_of_all(runs: dict[str, tuple[Path, Path]], tmp_p
         ("{here}/text.npy", "holds no list of ids"),
         ("{here}/short.npy", "expects a list of row numbers"),
         ("{here}/floats.npy", "expects a list of row numbers"),
-        ("{here}/empty.txt", "expects a list of row numbers"),
+        ("{here}/empty.txt", "vertices names none; give one or more"),
         ("{here}/folder.txt", "cannot be read"),
     ],
 )

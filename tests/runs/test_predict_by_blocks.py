@@ -165,7 +165,7 @@ def test_the_runs_own_graph_on_a_smaller_machine(
     whole = np.load(run / "scores.npy")
     limit = between(read_run(run)[0], (graphs[1], graphs[1]))
     by_blocks.clear()
-    monkeypatch.setattr(scoring, "memory_limit", lambda config: limit)
+    monkeypatch.setattr(scoring, "free_per_rank", lambda config: limit)
     assert not caplog.messages
     assert run_main("predict", run) == 0
     (said,) = caplog.messages
@@ -224,7 +224,7 @@ def test_ranks_agree(stores: tuple[Path, Path], tmp_path: Path, monkeypatch: pyt
     assert run_main("predict", run) == 0
     whole, answers = np.load(run / "scores.npy"), itertools.count()
     monkeypatch.setattr(scoring, "scored_by_blocks", lambda plan, limit: next(answers) % 2 == 0)
-    monkeypatch.setattr(scoring, "memory_limit", lambda config: measured.append(0) or 2**40)
+    monkeypatch.setattr(scoring, "free_per_rank", lambda config: measured.append(0) or 2**40)
     for _ in range(4):
         assert run_main("predict", run) == 0
         assert_near(np.load(run / "scores.npy"), whole)
@@ -243,7 +243,7 @@ def test_what_fits_neither_way_is_refused(
     options = ["--threads", "1", "--epochs", "1", "--set", "model.hidden=8", "--quiet"]
     assert run_main("train", stores[0], "--out", run, *options) == 0
     trainer = mggcn.Trainer.from_run(run)
-    monkeypatch.setattr(scoring, "memory_limit", lambda config: 1 << 20)
+    monkeypatch.setattr(scoring, "free_per_rank", lambda config: 1 << 20)
     said = refused(capsys, "predict", run, "--store", stores[1], code=2)
     assert "computed layer by layer" in said
     assert "--vertices" in said

@@ -96,7 +96,7 @@ def choose_spmm(matrix: MatrixTraits, width: int, item: int, figures: Figures, *
     costs = costs_of(matrix, width, item, figures, summed=summed)
     whole = min((choice for choice in costs if choice.way == "rows"), key=costs.__getitem__)
     best = min(costs, key=costs.__getitem__)
-    gain = costs[whole] / costs[best]
+    gain = costs[whole] / costs[best] if costs[best] else 1.0  # of a matrix without rows
     if best.way == "rows" or gain < GAIN:
         reason = f"no other variant promises to be faster than in {1e3 * costs[whole]:.2f} ms by a factor of {GAIN:g}"
         return SpmmChoice(ahead=whole.ahead, reason=reason)

@@ -43,6 +43,12 @@ def test_what_is_chosen_for_known_shapes() -> None:
     assert choose_spmm(FEW_ROWS, 128, 4, SERVER).blocks > 50
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(0, 0), (0, 5), (5, 0)])
+def test_a_matrix_of_nothing_has_a_variant(rows: int, columns: int) -> None:
+    """Fails if a rank that owns no row of a batch divides by the seconds of its product, which are none."""
+    assert choose_spmm(MatrixTraits(rows, columns, 0), 8, 4, SERVER).way == "rows"
+
+
 def test_the_same_graph_on_two_machines() -> None:
     """Fails if a size that /sys names, or another machine's figures, decide: both Xeon rows were measured (issue 21)."""
     reddit, arxiv = choose_spmm(DENSE, 128, 4, XEON), choose_spmm(ARXIV, 512, 4, XEON)
