@@ -72,8 +72,9 @@ def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) ->
     if not isinstance(planned, dict):
         return config
     if planned.get("ranks") == ranks and not apart:
-        if _is_other(before, config, plan_before) or _lacks_memory(config, plan_before):
-            _plan_again(folder, config, graph, before, plan_before)
+        lacks = _lacks_memory(config, plan_before)
+        if lacks or _is_other(before, config, plan_before):
+            _plan_again(folder, config, graph, before, plan_before, lacks=lacks)
         return config
     require_graph(folder, graph)
     config = resolve(config, graph)
@@ -107,14 +108,18 @@ def _lacks_memory(config: Config, content: Mapping[str, Any]) -> bool:
     return max(needed, default=0) > free_bytes() // ranks_here(config.run.ranks)
 
 
-def _plan_again(folder: Path, config: Config, graph: Graph, before: Config, content: Mapping[str, Any]) -> None:
-    """Plan the run of a folder on the rung that now fits, and record it. Raises: PlanError, ConfigError, RunError."""
+def _plan_again(
+    folder: Path, config: Config, graph: Graph, before: Config, content: Mapping[str, Any], *, lacks: bool
+) -> None:
+    """Plan the run of a folder on the rung that now fits, and record it. lacks: less is free than it was planned for.
+
+    Raises: PlanError, ConfigError, RunError.
+    """
     recorded_plan(folder, before, graph)  # refuses what is damaged, or of another graph
     # Another disk alone leaves the run in the memory for which it was planned.
-    stays = config.run.capacity != "memory" and not config.run.memory_limit
+    stays = config.run.capacity != "memory" and not config.run.memory_limit and not lacks
     stays = stays and all(getattr(config.run, name) == getattr(before.run, name) for name in MEMORY)
-    stays = stays and not _lacks_memory(config, content)
-    now = free_per_rank(config) if _lacks_memory(config, content) else memory_limit(config)
+    now = free_per_rank(config) if lacks else memory_limit(config)
     limit = (content.get("limit", 0) if stays else 0) or now
     plan = plan_again(config, content, limit, space_of(config, folder))
     require_fit(plan, limit, dataclasses.replace(room_of(config), began=True))
