@@ -31,6 +31,9 @@ took 1.2 ms with 2 threads that draw or 12, of which Python took 0.6 for what is
 CUT_S: Final = 4e-8
 """Seconds of a thread for an edge of a batch that ranks share, of which it takes its part, in both directions: about what
 drawing it takes (docs/notes/0036-batches.md)."""
+MATRIX_CALLS: Final = 3
+"""Calls of kernels as long as which Python takes to make one of a batch's matrices, on the host: 8 took 1.8 ms where a call
+took 0.07 (2 cores, AMD EPYC of family 25)."""
 EAGER_S: Final = 2e-5
 """Seconds of a call of a GPU's step that is not captured: Python and the launch, an estimate. Beside an H200 eager epochs
 of PyG's GCN took 1.96 ms for 54 kernels, with autograd (bench/results/gpu_nvidia-h200_2026-11-26.md)."""
@@ -132,7 +135,8 @@ class RelayCost:
 class BatchCost:
     """Seconds of a batch. sample_s: of one of the threads that make batches; upload_s: to the device, 0 on the host;
     ahead: batches that threads make beside the step; cores: of the device's own, if they compute the steps as well, else 0;
-    beside: whether the next batch is uploaded during a step. lock_s: for which it holds Python's lock.
+    beside: whether the next batch is uploaded during a step. lock_s: for which it holds Python's lock, on the host in the
+    thread that computes.
     alone_s: of a thread with one core, if sample_s is of several. relay: how rows of other ranks come, if they are fetched.
     """
 
@@ -157,7 +161,7 @@ class BatchCost:
         """Return the seconds from a step to the next if all rows are here."""
         if self.cores:
             # Threads that draw take cores from those that compute.
-            return computing_s + self.sample_s / (max(self.cores, 1.0) if self.ahead else 1.0)
+            return computing_s + self.lock_s + self.sample_s / (max(self.cores, 1.0) if self.ahead else 1.0)
         if not self.ahead:
             return computing_s + self.upload_s + self.sample_s + self.lock_s
         return max(self._beside(computing_s).values())

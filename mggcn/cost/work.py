@@ -48,6 +48,9 @@ class Work:
     """Bytes read and written in order."""
     span: int = 0
     """Bytes of the matrices that are streamed, where a pass is cut into blocks; 0: `streamed`."""
+    swept: int = 0
+    """Bytes that a step passes over until it comes back to the memory of this result: a processor fetches what it writes,
+    half of what is streamed, from among them. 0, and on a GPU: `span`."""
     flop: int = 0
     precision: str = "fp32"
     fused: Literal["", "rows", "gradient"] = ""
@@ -69,6 +72,11 @@ class Work:
     """How many times as fast the kernel of a sparse product is as one that reads whole rows."""
     along: Arithmetic | None = None
     """What is computed for each gathered row beside a sum; that takes its time beside the row's bytes."""
+
+    @property
+    def near(self) -> int:
+        """Bytes among which what is streamed is found if it was used just before."""
+        return self.span or self.streamed
 
     @property
     def long_rows(self) -> bool:
@@ -156,7 +164,8 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
         moving += work.rows * sharing * (each + device.row_s) / work.gain
         moving += work.rows * sharing * device.along_edge_s(work.along)
     if work.streamed:
-        moving += work.streamed * sharing / device.copy.at((work.span or work.streamed) * sharing)
+        rates = [device.copy.at(span * sharing) for span in (work.near, max(work.swept, work.near))]
+        moving += sum(0.5 * work.streamed * sharing / rate for rate in rates)
     counted = work.flop and (work.kind == "dense" or work.precision in device.gemm)
     computing = work.flop * sharing / _flop_s(work, device) if counted else 0.0
     return max(moving, computing, work.calls * device.least_s), call_seconds(work.calls, device, sharing)

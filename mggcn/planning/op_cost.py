@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 from mggcn.aggregate.local import LocalPlan
 from mggcn.aggregate.shared import SharedPlan
 from mggcn.blocks.block import PAIRS
-from mggcn.cost.batches import LOCK_S, PAIR_S, BatchCost, Sample, scored_s
+from mggcn.cost.batches import LOCK_S, MATRIX_CALLS, PAIR_S, BatchCost, Sample, scored_s
 from mggcn.cost.disk import DiskCost, StageCost
 from mggcn.cost.epoch import Cost, mean_cost, predict
 from mggcn.cost.machine import UPLOAD, Machine
-from mggcn.cost.work import Staged, Work, work_seconds
+from mggcn.cost.work import Item, Staged, Work, work_seconds
 from mggcn.memory.arena import BufferSpec
 from mggcn.memory.device import REAL
 from mggcn.memory.pages import PagePlan
@@ -111,6 +111,7 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     read = sum(count for name, count in drawn.rows.items() if name in values.sparse_sets)
     nonzeros = round((shape.feature_nnz or 0) * read / max(shape.num_vertices, 1))
     cut, row_bytes = edges if stack.together else 0, 0 if values.sparse_sets or values.reads_stored else row_bytes
+    matrices = 2 * (len(drawn.blocks) + len(values.sparse_sets))  # with their transposes
     # What a relay fetches is known from batches that are drawn once more; edges that owners have drawn are read once more.
     entries = edges * (1 + (relay is not None))
     sample = Sample(rows + rows_given(plan), entries, row_bytes, _pairs(plan), cut, nonzeros=nonzeros)
@@ -120,7 +121,7 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
         upload_s=sent / device.upload if device.upload else 0.0,
         ahead=config.sample.ahead,
         beside=padded,
-        lock_s=LOCK_S if device.upload else 0.0,
+        lock_s=LOCK_S if device.upload else matrices * MATRIX_CALLS * device.call_s,
         cores=0.0 if device.upload else device.cores / machine.sharing(len(plan.ranks)),
         relay=relay,
     )
@@ -196,7 +197,17 @@ def _cost(plan: RunPlan, machine: Machine, programs: Sequence[Program], phase: i
     """Predict one program of every rank."""
     device = machine.device
     lists = [items_of(plan, rank, program, phase, device) for rank, program in zip(plan.ranks, programs, strict=True)]
+    if not device.upload:  # a processor
+        lists = [
+            [_among(item, rank.regions["arena"]) for item in items]
+            for items, rank in zip(lists, plan.ranks, strict=True)
+        ]
     return predict(machine, transport_of(plan), lists)
+
+
+def _among(item: Item, swept: int) -> Item:
+    """Return an item whose results lie in so many bytes, all of which a step passes over."""
+    return dataclasses.replace(item, swept=swept) if isinstance(item, Work) else item
 
 
 def disk_cost(plan: RunPlan, machine: Machine, name: str, phase: int = 0) -> DiskCost:

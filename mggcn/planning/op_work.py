@@ -28,6 +28,7 @@ from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear,
 from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
 from mggcn.model.kinds.ends import DroppedValues, Loss, Score, StoredRows
 from mggcn.model.kinds.hosted import Fetched, FromHost, OnHost, ToHost
+from mggcn.model.kinds.neighbours import HeadMeanGrad, Scores, ScoresGrad
 from mggcn.model.kinds.norms import BatchNorm, BatchNormGrad, LayerNorm, LayerNormGrad, RunningNorm
 from mggcn.model.program import Program
 from mggcn.model.values import Op
@@ -115,16 +116,23 @@ def items_by_op(
         sizes = sizes_of[op.sets[1] if isinstance(op.kind, AddOwn) else op.rows]
         if isinstance(op.kind, Aggregate):
             steps = next(aggregations)
-            yield (
-                op.label,
-                [*_aggregation(sizes, steps, sent, op.kind.op, op.cols), *_relations(sizes, steps, op, op.kind)],
-            )
+            summed = [*_aggregation(sizes, steps, sent, op.kind.op, op.cols)]
+            if rank.values.reads_stored and not op.operands[0]:
+                summed = [
+                    _anywhere(item, plan.shape.num_vertices) if isinstance(item, Work) else item for item in summed
+                ]
+            yield op.label, [*summed, *_relations(sizes, steps, op, op.kind)]
             sent += num_messages(steps)
         else:
             statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
             sent += len(statistics)
             yield op.label, [*_work(sizes, op), *statistics]
     yield from items_after(plan, rank, program is rank.train, sent)
+
+
+def _anywhere(work: Work, vertices: int) -> Work:
+    """Return gathers whose rows lie anywhere among those of all vertices."""
+    return dataclasses.replace(work, footprint=vertices * work.row_bytes)
 
 
 def items_after(plan: RunPlan, rank: RankPlan, training: bool, sent: int) -> Iterator[tuple[str, list[Item]]]:
@@ -150,6 +158,8 @@ class _Sizes:
     """The sizes that determine the work of a rank's ops."""
 
     rows: int
+    vertices: int
+    """Of the whole graph."""
     dtype: str
     operand: str
     precision: str
@@ -246,6 +256,7 @@ def _sizes(plan: RunPlan, rank: RankPlan, rows: int, device: DeviceRates | None)
     real = ITEM_BYTES[REAL[precision]]
     return _Sizes(
         rows=rows,
+        vertices=shape.num_vertices,
         dtype=sizes.dtype,
         operand=sizes.operand,
         precision=DENSE[precision],
@@ -405,9 +416,19 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
         case ToHost() | OnHost() | FromHost() | Fetched():
             return []  # copies run beside: planning/op_cost.py
         case StoredRows():
-            return [s.passing(2 * s.row(e))]
+            row = s.row(e)
+            return [_anywhere(dataclasses.replace(s.passing(row), rows=s.rows, row_bytes=row), s.vertices)]
         case ActivationGrad():
             return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
+        case Scores():
+            # A copy, and two products of heads.
+            return [s.passing(3 * s.row(d) + s.result(e, op.operand), calls=3)]
+        case ScoresGrad():
+            # A copy, and for s and for t what is added to it, and products with the columns of all heads.
+            products = s.dense(e, kind.spec.heads, s.row(e), shape="sums")
+            return [s.passing(6 * s.row(e), calls=3), products, products]
+        case HeadMeanGrad():
+            return [s.passing(s.row(d) + 3 * s.row(e), calls=2)]
     # All other kinds read their operands and write their result once.
     return [s.passing(sum(map(s.row, op.widths)) + s.result(e, op.operand))]
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ class TuneSettings:
 
 PASSES: Final = ((2**20, 64), (2**22, 64), (2**24, 16), (2**25, 8), (2**27, 4))
 """Bytes of two matrices, and how often one is copied to the other."""
+CALLS: Final = 41
+SWEPT: Final = 2**24
+"""Calls that are timed, and bytes that are passed over before each."""
 DENSE_ROWS: Final = 2**15
 """Rows of the dense products that are timed: as many as a layer's, so that their beginnings do not count."""
 DENSE_WIDTHS: Final = (16, 32, 64, 128, 256)
@@ -124,7 +128,7 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
     gather = [(float(size), wide / (gathered_s(wide, size) - row_s)) for size in figures.footprints]
     backends = {name: cpu_backend(threads, name) for name in ITEMS.values()}
     probes = {name: _probe(backend, threads) for name, backend in backends.items()}
-    call_s = min(seconds for seconds, _ in probes.values())
+    least_s = min(seconds for seconds, _ in probes.values())
     dense = {item: figures.slowest_shape(item) for item in ITEMS}
     return {
         "kind": "cpu",
@@ -132,15 +136,27 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
         "shared": True,
         "cores": threads,
         "memory_bytes": free_bytes(),
-        "copy": copy_rates(backends["fp32"], call_s),
+        "copy": copy_rates(backends["fp32"], least_s),
         "gather": [[size, _digits(rate)] for size, rate in gather],
         "row_s": _digits(row_s),
-        "call_s": _digits(call_s),
+        "call_s": _digits(call_seconds(backends["fp32"])),
         "gemm": {name: _digits(dense[item] or probes[name][1]) for item, name in ITEMS.items()},
         "gemm_rows": {name: dense_rates(backend, threads, "rows") for name, backend in backends.items()},
         "gemm_sums": {name: dense_rates(backend, threads, "sums") for name, backend in backends.items()},
         "edge_s": edge_rates(backends["fp32"], threads),
     }
+
+
+def call_seconds(backend: KernelBackend) -> float:
+    """Return the seconds of a call with next to no work, the median of CALLS: each finds its code and its operands where
+    they are in an epoch, which has passed over more than the nearest caches hold since the last such call.
+    """
+    a, b, out = (torch.zeros(rows, 16, dtype=backend.dtype) for rows in (1, 16, 1))
+    swept, found = torch.zeros(SWEPT // 4), list[float]()
+    for _ in range(CALLS):
+        swept.add_(1.0)
+        found.append(_called_s(backend, a, b, out))
+    return statistics.median(found)
 
 
 def copy_rates(backend: KernelBackend, call_s: float) -> list[tuple[float, float]]:

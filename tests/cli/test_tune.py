@@ -70,6 +70,13 @@ def test_tune_writes_what_plans_read(
     assert "not measured" not in out
 
 
+def test_a_call_is_one_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a call counts as fast as the fastest, whose code and operands are still at hand."""
+    seconds = iter([1e-6] * (tune.CALLS // 3) + [5e-5] * tune.CALLS)
+    monkeypatch.setattr(tune, "_called_s", lambda *_: next(seconds))
+    assert tune.call_seconds(tune.cpu_backend(1, "fp32")) == 5e-5
+
+
 def test_a_disk_is_measured_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails if a folder in memory passes for a disk, or a full disk for a measured one."""
     said: list[str] = []

@@ -60,6 +60,16 @@ def test_calls_and_streams_stay_what_they_are() -> None:
     assert work_seconds(plain, DEVICE, 1) == work_seconds(dataclasses.replace(plain, reuse=()), DEVICE, 1)
 
 
+def test_results_are_fetched_from_all_that_a_step_passes_over() -> None:
+    """Fails if a small result is priced as if it lay in the cache since the last step, or what is read beside it is."""
+    device = dataclasses.replace(DEVICE, copy=RateTable(((1000.0, 100.0), (2000.0, 10.0))))
+    work = Work(kind="elementwise", streamed=400)
+    assert work_seconds(work, device, 1)[0] == pytest.approx(400 / 100)
+    assert work_seconds(dataclasses.replace(work, swept=300), device, 1)[0] == pytest.approx(400 / 100)
+    assert work_seconds(dataclasses.replace(work, swept=2000), device, 1)[0] == pytest.approx(200 / 100 + 200 / 10)
+    assert work_seconds(dataclasses.replace(work, swept=1000), device, 2)[0] == pytest.approx(400 / 100 + 400 / 10)
+
+
 def test_dense_products_have_the_rate_of_their_shape_and_width() -> None:
     """Fails if a table counts for the other shape, for products that are fused or of a precision that it has not."""
     rows, sums = RateTable(((16.0, 20.0), (64.0, 40.0))), RateTable(((16.0, 5.0),))

@@ -19,7 +19,7 @@ from mggcn.backend.cpu.figures import ASSUMED
 from mggcn.backend.cuda import presence, triton_kernels
 from mggcn.backend.norms import NormKernels
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
-from mggcn.cost.batches import CROWD, LOCK_S, NONZERO_S
+from mggcn.cost.batches import CROWD, LOCK_S, MATRIX_CALLS, NONZERO_S
 from mggcn.cost.machine import find_machine
 from mggcn.cost.work import Work, work_seconds
 from mggcn.errors import PlanError
@@ -364,6 +364,28 @@ def test_steps_of_a_cpu_are_priced_as_batches_are_drawn(batches: Any) -> None:
     assert priced.batch.sample_s < largest.batch.sample_s
     # The memory is that of the bounds.
     assert plan.process_bytes == bounds.process_bytes
+
+
+def test_rows_read_where_they_are_stored_come_from_all_vertices() -> None:
+    """Fails if rows of X that a step reads by their ids are priced as near as those of a batch, or a batch's matrices,
+    which the thread that computes makes, take no time.
+    """
+    graph = make_graph(pattern("random", 400, 5), num_features=19, num_classes=4, seed=5)
+    run, model = RunConfig(threads=1), ModelConfig(kind="sage", aggregator="mean", hidden=(64,))
+    config = Config(model=model, run=run, sample=SampleConfig(batch=16, fanout=(4, 3)))
+    machine = find_machine("m5.24xlarge")
+    plan, _ = plan_graph(config, graph, machine)
+    [rank] = plan.ranks
+    assert rank.values.reads_stored
+    works = [(op, one) for op, items in items_by_op(plan, rank, rank.train) for one in items if isinstance(one, Work)]
+    stored = [one for op, one in works if op in ("aggregate 1", "gather X")]
+    assert len(stored) == 3  # forwards, and rows of the targets backwards, too
+    assert all(one.rows and one.footprint == 400 * one.row_bytes for one in stored)
+    assert all(one.footprint < 400 * one.row_bytes for op, one in works if op == "aggregate 2")
+    cost = batch_cost(plan, machine)
+    assert cost is not None
+    assert cost.lock_s == 4 * MATRIX_CALLS * machine.device.call_s
+    assert cost.step_s(1.0) == pytest.approx(1.0 + cost.lock_s + cost.sample_s / machine.device.cores)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

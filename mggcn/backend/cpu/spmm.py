@@ -107,6 +107,8 @@ def _traits(indptr: npt.NDArray[Any], indices: npt.NDArray[Any], threads: int, i
 
 def _cut(indptr: npt.NDArray[Any], hub: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Parts of the rows of more than `hub` entries, nearly equal in a row and at most hub / 2 long, and the hubs."""
+    if indptr[-1] <= hub:
+        return np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64)
     # 4,096 rows at a time: of a batch there is a schedule a step, which allocates nothing of note.
     long = [np.flatnonzero(np.diff(indptr[at : at + 4097]) > hub) + at for at in range(0, indptr.size - 1, 4096)]
     rows = np.concatenate(long) if long else np.zeros(0, np.int64)
@@ -279,7 +281,7 @@ class CpuSpmm:
                 f"a panel has rows of whole cache lines, multiples of {LINE // h.itemsize} columns; got {chosen.panel}"
             )
         packed = traits.columns * chosen.panel * h.itemsize
-        if packed > self.figures.near_bytes:
+        if packed and packed > self.figures.near_bytes:
             return (
                 f"a packed panel takes at most {self.figures.near_bytes} bytes, those that are near here and "
                 f"that plans reckon with; {chosen.panel} columns of {traits.columns} rows take {packed}"
