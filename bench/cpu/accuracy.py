@@ -101,7 +101,7 @@ EXPERIMENTS = {
         divided=True,
     ),
     "history": Experiment(
-        dict.fromkeys(("coauthor_cs", "amazon_computers", "facebook_pages", "dblp"), 5),
+        dict.fromkeys(("dblp", "uai2010", "amazon_photo", "twitch_de"), 5),
         {
             "one rank": {"threads": 1},
             "exact": SAMPLED,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,8 @@ from bench.graphs import store_of
 from bench.papers.drawn import FANOUT, PAPERS, PRODUCTS, SAGE, drawn_rows, num_training, papers_store
 from bench.papers.items import Item, Ours, Paper
 from bench.papers.trained import points
+from bench.peers import sampled
+from bench.peers.libraries import find_peers
 from bench.report import MIB, bars, lines, table
 from mggcn.aggregate.history_block import _Ring
 from mggcn.aggregate.history_cache import Cache
@@ -283,23 +286,30 @@ def figure_3_4(paper: Paper, _item: Item, _args: Any) -> Ours:
     return Ours(values=values, text=text, plots=plot, reason=f"Predicted, in the bounds of fan-outs:\n\n{text}")
 
 
-def figure_2(_paper: Paper, _item: Item, args: Any) -> Ours:
-    """Epochs on batches here, drawn beside the step and in turn with it."""
-    graph, seconds = open_store(store_of(PRODUCTS, args)), {}
+def figure_2(_paper: Paper, item: Item, args: Any) -> Ours:
+    """Epochs on batches here, drawn beside the step and in turn with it, and beside DGL's fastest way, if it is here."""
+    stores, seconds = {"products": store_of(PRODUCTS, args), "papers": papers_store(args)}, {}
     for name, ahead in (("in turn", 0), ("beside the step", 2)):
         sample = {"batch": max(4, round(BATCH * args.scale)), "fanout": FANOUT, "ahead": ahead}
         tables = {"model": SAGE, "train": {"epochs": 2}, "sample": sample, "run": {"threads": args.threads}}
-        seconds[name] = accuracy.trained(graph, from_tables(tables))["seconds"]
+        seconds[name] = accuracy.trained(open_store(stores["products"]), from_tables(tables))["seconds"]
     told = ", ".join(f"{s:.2f} s drawn {name}" for name, s in seconds.items())
-    plot = bars("Sampled epochs here", "seconds", {"mggcn": seconds})
-    text = (
-        f"An epoch on {PRODUCTS}, scale {args.scale:g}: {told}. Beside DGL and PyG: `python -m bench.peers.sampled`.\n"
+    text = f"An epoch on {PRODUCTS}, scale {args.scale:g}: {told}.\n"
+    values, peers = (
+        {"drawn beside the step, over in turn": seconds["in turn"] / seconds["beside the step"]},
+        find_peers(args.peers),
     )
-    return Ours(
-        values={"drawn beside the step, over in turn": seconds["in turn"] / seconds["beside the step"]},
-        text=text,
-        plots=plot,
-    )
+    if "dgl" in peers:
+        dgl = dataclasses.replace(peers, versions={"dgl": peers.versions["dgl"]})
+        for name, store in stores.items():
+            found = sampled.measure("epochs", "sage", name, store, dgl, args)
+            text += f"\n{sampled.described(found)}"
+            times = {contender: statistics.median(each) for contender, each in found["figures"].items()}
+            theirs = [s for contender, s in times.items() if contender != sampled.OWN]
+            if theirs:
+                values[f"{name}, over DGL"] = min(theirs) / times[sampled.OWN]
+    plots = bars("Sampled epochs beside DGL's", "times as fast", {"published": dict(item.published), "mggcn": values})
+    return Ours(values=values, text=text, plots=plots)
 
 
 def figure_5(_paper: Paper, _item: Item, args: Any) -> Ours:
