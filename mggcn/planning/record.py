@@ -63,7 +63,7 @@ def to_dict(plan: RunPlan) -> dict[str, Any]:
         "figures": plan.figures.to_dict(),
         "nccl": plan.nccl.to_dict() if runs_nccl(plan.config.run) else None,
         "programs": {p.name: [op.label for op in p.ops] for p in first.programs.all},
-        "per_rank": [_rank_dict(rank) for rank in plan.ranks],
+        "per_rank": [_rank_dict(rank, plan.steps) for rank in plan.ranks],
         "partition": plan.stats.to_dict(),
         **({"evaluate": plan.chosen.train.evaluate} if plan.config.sample.batch else {}),
         "capacity": plan.rung,
@@ -84,7 +84,7 @@ def _stack_dict(stack: Stack) -> dict[str, Any]:
     return sizes
 
 
-def _rank_dict(rank: RankPlan) -> dict[str, Any]:
+def _rank_dict(rank: RankPlan, steps: int) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "rows": rank.sizes.owned,
@@ -95,8 +95,8 @@ def _rank_dict(rank: RankPlan) -> dict[str, Any]:
         "setup_bytes": rank.setup_bytes,
         **({"pinned_bytes": rank.pinned_bytes} if rank.pinned_bytes else {}),
         "total_bytes": rank.total_bytes,
-        "messages_per_epoch": rank.messages(rank.train),
-        "bytes_sent_per_epoch": rank.bytes_sent(rank.train),
+        "messages_per_epoch": steps * rank.messages(rank.train),
+        "bytes_sent_per_epoch": steps * rank.bytes_sent(rank.train),
         "messages_per_evaluation": rank.messages(rank.evaluate),
         "bytes_sent_per_evaluation": rank.bytes_sent(rank.evaluate),
         "num_spmm": rank.num_spmm,

@@ -290,7 +290,7 @@ def _ranks(plan: RunPlan) -> list[str]:
             f"{r.nnz:,}",
             human(r.arena_bytes),
             human(r.total_bytes),
-            human(r.bytes_sent(r.train)),
+            human(plan.steps * r.bytes_sent(r.train)),
         )
         for r in plan.ranks
     ]

@@ -247,7 +247,7 @@ def result_of(
         "planned_peak_bytes": plan.process_bytes,
         "measured_peak_bytes": measured_peak,
         "arena_bytes": rank.plan.arena_bytes,
-        "bytes_sent_per_epoch": rank.plan.bytes_sent(rank.plan.train),
+        "bytes_sent_per_epoch": plan.steps * rank.plan.bytes_sent(rank.plan.train),
         "bytes_sent": rank.comm.bytes_sent,
         **_on_disk(rank),
         **captures(config, trainer.states),

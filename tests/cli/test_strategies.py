@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mggcn.memory.units import human
 from tests.cli.runs import history, interrupt, result, run_main, same_tensors, saved_epochs, start
 
 EXACT = ("halo", "slice", "delayed")
 STRATEGIES = (*EXACT, "delayed --delay 2")
+STEPS = 5
+"""Of an epoch of batches of 6 of the 30 training vertices."""
 SETTINGS = ["--threads", 1, "--seed", 7333, "--set", "model.dropout=0.4", "--set", "model.hidden=24"]
 
 
@@ -55,3 +58,29 @@ def test_measured_bytes_are_those_of_the_plan(community: Path, tmp_path: Path, s
     per_epoch = planned["bytes_sent_per_epoch"] + planned["bytes_sent_per_evaluation"]
     assert sent[1] - sent[0] == 3 * per_epoch > 0
     assert result(folders[0])["bytes_sent_per_epoch"] == planned["bytes_sent_per_epoch"]
+
+
+@pytest.mark.parametrize(
+    "way", [[], ["--set", "run.batches=cooperative"], ["--set", "sample.halo=history"]], ids=["own", "shared", "cache"]
+)
+def test_an_epoch_of_batches_sends_what_all_of_its_steps_send(
+    community: Path, tmp_path: Path, way: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if bytes and messages of an epoch are those of one of its steps."""
+    ways = [*SETTINGS, "--ranks", 2, "--transport", "threads", "--batch", 6, "--fanout", "3,3", *way]
+    assert run_main("plan", community, *ways) == 0
+    text = capsys.readouterr().out
+    for epochs in (2, 3):
+        folder = tmp_path / str(epochs)
+        assert run_main("train", community, *ways, "--epochs", epochs, "--out", folder, "--quiet") == 0
+    planned = json.loads((folder / "plan.json").read_text())["per_rank"][0]
+    fewer, more = (result(tmp_path / str(epochs)) for epochs in (2, 3))
+    assert more["bytes_sent_per_epoch"] == planned["bytes_sent_per_epoch"]
+    assert planned["messages_per_epoch"] % STEPS == 0
+    sent, evaluation = more["bytes_sent"] - fewer["bytes_sent"], planned["bytes_sent_per_evaluation"]
+    if "run.batches=cooperative" in way:  # planned for batches as large as they may be
+        assert planned["bytes_sent_per_epoch"] / STEPS < sent - evaluation <= planned["bytes_sent_per_epoch"]
+    else:
+        hit_rates = 2 * 2 * 8 if way else 0  # two numbers of two layers are summed with each row of the history
+        assert sent == planned["bytes_sent_per_epoch"] + evaluation + hit_rates
+    assert human(planned["bytes_sent_per_epoch"]) in text
