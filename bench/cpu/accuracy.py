@@ -101,7 +101,7 @@ EXPERIMENTS = {
         divided=True,
     ),
     "history": Experiment(
-        dict.fromkeys(("dblp", "uai2010", "amazon_photo", "twitch_de"), 5),
+        dict.fromkeys(("dblp", "cora_ml", "uai2010", "amazon_photo"), 5),
         {
             "one rank": {"threads": 1},
             "exact": SAMPLED,
@@ -110,6 +110,7 @@ EXPERIMENTS = {
             "history": SAMPLED,
             "history METIS": {**SAMPLED, "order": "metis-balanced"},
             "dropped": SAMPLED,
+            "dropped METIS": {**SAMPLED, "order": "metis-balanced"},
         },
         {
             "model": SAGE_MEAN | {"hidden": [128]},
@@ -123,6 +124,7 @@ EXPERIMENTS = {
             "history": {"sample": SAMPLE | {"halo": "history"}},
             "history METIS": {"sample": SAMPLE | {"halo": "history"}},
             "dropped": {"sample": SAMPLE | {"halo": "history", "history_lines": 1, "history_rows": 1}},
+            "dropped METIS": {"sample": SAMPLE | {"halo": "history", "history_lines": 1, "history_rows": 1}},
         },
     ),
     "sizes": Experiment(

@@ -88,7 +88,8 @@ def measure(name: str, args: Any) -> dict[str, list[dict[str, Any]]]:
             print(f"{name}, round {number + 1} of {args.rounds}: {label}", file=sys.stderr)
             with bound(label == ALONE):
                 found = trained(store, settings_of(label), EPOCHS)
-            runs[label].append(found | {"edges": edges[label]})
+            kept = {key: found[key] for key in ("seconds_per_epoch", "measured_peak_bytes")}
+            runs[label].append(kept | {"edges": edges[label]})
     return runs
 
 
