@@ -295,10 +295,8 @@ def figure_2(_paper: Paper, item: Item, args: Any) -> Ours:
         seconds[name] = accuracy.trained(open_store(stores["products"]), from_tables(tables))["seconds"]
     told = ", ".join(f"{s:.2f} s drawn {name}" for name, s in seconds.items())
     text = f"An epoch on {PRODUCTS}, scale {args.scale:g}: {told}.\n"
-    values, peers = (
-        {"drawn beside the step, over in turn": seconds["in turn"] / seconds["beside the step"]},
-        find_peers(args.peers),
-    )
+    values = {"drawn beside the step, over in turn": seconds["in turn"] / seconds["beside the step"]}
+    peers = find_peers(args.peers)
     if "dgl" in peers:
         dgl = dataclasses.replace(peers, versions={"dgl": peers.versions["dgl"]})
         for name, store in stores.items():

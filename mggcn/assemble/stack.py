@@ -50,7 +50,7 @@ COMPARED = 2
 average where its bounds are planned."""
 LITTLE_BYTES = 16 * MIB
 """Batches on their way that take no more are planned by their bounds: a tenth of what a process takes before it has any.
-With 256 MiB, five of forty plans were 8 to 20 % above what runs took (bench.cpu.predictions); now they are within 4 %."""
+With 256 MiB, five of forty plans were 8 to 20 % above what runs took (bench.cpu.predictions); now they are within 5 %."""
 LITTLE_SENT = MIB
 """A batch that is filled up to its bounds takes no more: what fills it up is computed, and much of it sent, as all else.
 A MiB is sent in 21 us and passed over in less (cost/machines/hgx-h200.toml), beside the millisecond for which the host is

@@ -32,8 +32,8 @@ CUT_S: Final = 4e-8
 """Seconds of a thread for an edge of a batch that ranks share, of which it takes its part, in both directions: about what
 drawing it takes (docs/notes/0036-batches.md)."""
 MATRIX_CALLS: Final = 3
-"""Calls of kernels as long as which Python takes to make one of a batch's matrices, on the host: 8 took 1.8 ms where a call
-took 0.07 (2 cores, AMD EPYC of family 25)."""
+"""Calls of kernels as long as which Python takes to make one of a batch's matrices, on the host: a batch of 8 took
+1.8 ms, with its rows, where a call takes 0.09 (2 cores, AMD EPYC of family 25)."""
 EAGER_S: Final = 2e-5
 """Seconds of a call of a GPU's step that is not captured: Python and the launch, an estimate. Beside an H200 eager epochs
 of PyG's GCN took 1.96 ms for 54 kernels, with autograd (bench/results/gpu_nvidia-h200_2026-11-26.md)."""

@@ -74,11 +74,6 @@ class Work:
     """What is computed for each gathered row beside a sum; that takes its time beside the row's bytes."""
 
     @property
-    def near(self) -> int:
-        """Bytes among which what is streamed is found if it was used just before."""
-        return self.span or self.streamed
-
-    @property
     def long_rows(self) -> bool:
         return self.rows >= SLICE_ROW * self.results > 0
 
@@ -164,7 +159,8 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
         moving += work.rows * sharing * (each + device.row_s) / work.gain
         moving += work.rows * sharing * device.along_edge_s(work.along)
     if work.streamed:
-        rates = [device.copy.at(span * sharing) for span in (work.near, max(work.swept, work.near))]
+        near = work.span or work.streamed
+        rates = (device.copy.at(span * sharing) for span in (near, max(near, work.swept)))
         moving += sum(0.5 * work.streamed * sharing / rate for rate in rates)
     counted = work.flop and (work.kind == "dense" or work.precision in device.gemm)
     computing = work.flop * sharing / _flop_s(work, device) if counted else 0.0
