@@ -124,9 +124,10 @@ def _bter(a: argparse.Namespace) -> Graph:
     from mggcn.cli.train import store_path
     from mggcn.graph.bter import bter
     from mggcn.graph.store import open_store
-    from mggcn.graph.store_write import write_store
+    from mggcn.graph.store_write import refuse_source, write_store
 
     like = store_path(a.like, a.root)
+    refuse_source(a.store, like)
     drawn = (a.factor, a.seed, a.classes, a.homophily)
     with kept_if_interrupted(a.store) as folder:
         # Edges are drawn again after an interruption, the same ones, and sorted from where it stopped.

@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Find or make the cut, or list existing ones; exit code 2 if there is too little memory."""
     from mggcn.cli.train import store_path
     from mggcn.graph.store import open_store
+    from mggcn.graph.store_write import refuse_source
     from mggcn.partition.cache.cuts import cuts_folder
     from mggcn.partition.cache.folder import list_cached
 
@@ -74,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         which = {"locality": "an order by locality", "stream": "a stream"}.get(a.kind, "METIS")
         raise ConfigError(f"--edges applies to Libra only, and {which} does not assign edges; remove it")
     store = store_path(a.store, a.root)
+    if a.relabel is not None:
+        refuse_source(a.relabel, store)
     graph = open_store(store)
     folder = a.out or cuts_folder(store)
     if a.list:

@@ -50,6 +50,15 @@ def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None
         raise StoreError(f"cannot write {target} ({need / 2**20:.1f} MiB): {error.strerror or error}{room}") from error
 
 
+def refuse_source(path: str | Path, source: Path) -> None:
+    """Refuse a path for a store that is, by whatever name, the store it is made from: not even force replaces that.
+
+    Raises: StoreError.
+    """
+    if os.path.exists(path) and os.path.samefile(path, source):
+        raise StoreError(f"{path} is the store {source} itself, which would be lost; choose another name")
+
+
 def refuse_existing(path: str | Path, overwrite: bool) -> None:
     """Refuse a path for a store if it exists and may not be replaced; raises StoreError."""
     target = Path(os.path.abspath(path))

@@ -29,6 +29,9 @@ def test_bter_needs_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert run_main("generate", "bter", tmp_path / "new") == 2
     assert "--like" in capsys.readouterr().err
     assert "there is no" in refused(capsys, "generate", "bter", tmp_path / "new", "--like", tmp_path / "none")
+    assert run_main("generate", "rmat", tmp_path / "old", "--scale", 8, "--seed", 12) == 0
+    command = ("generate", "bter", tmp_path / "old", "--like", "old", "--root", tmp_path, "--force")
+    assert "itself, which would be lost" in refused(capsys, *command)
 
 
 @pytest.mark.parametrize(

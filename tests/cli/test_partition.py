@@ -263,6 +263,26 @@ def test_what_cannot_be_relabelled(
     assert open_store(out).num_vertices == open_store(store).num_vertices
 
 
+@pytest.mark.parametrize("name", ["given", "away/../given", "link"])
+@pytest.mark.parametrize("force", [[], ["--force"]], ids=["", "force"])
+def test_a_store_is_not_relabelled_over_itself(
+    name: str, force: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the store that is read, or its cuts, are lost, or a cut is made before the refusal."""
+    given = tmp_path / "given"
+    assert run_main("generate", "rmat", given, "--scale", 6, "--seed", 12) == 0
+    assert run_main("partition", given, "--kind", "stream", "--parts", 3) == 0
+    (tmp_path / "away").mkdir()
+    (tmp_path / "link").symlink_to("given")
+    before = {path: path.read_bytes() for path in given.rglob("*") if path.is_file()}
+    out = f"{tmp_path}/{name}"
+    for source in (given, tmp_path / "link"):
+        command = ["partition", source, "--kind", "stream", "--parts", 2, "--relabel", out, *force]
+        why = f"{out} is the store {source} itself, which would be lost; choose another name"
+        assert why in refused(capsys, *command)
+    assert {path: path.read_bytes() for path in given.rglob("*") if path.is_file()} == before
+
+
 @needs_pymetis
 def test_both_directions_of_a_directed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fails if the rows that the backward pass receives are not said where they are others."""
