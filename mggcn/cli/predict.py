@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mggcn.cli.answer import add_json
+from mggcn.comm.rank import require_one_process
 from mggcn.errors import ConfigError, printable
 from mggcn.files import read_text, reason, require_file
 from mggcn.runs import predict as predicting
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write predictions and print the path of the file."""
+    require_one_process("mggcn predict")
     path = predicting.predict(
         arguments.run_folder,
         arguments.out,

@@ -14,6 +14,7 @@ from mggcn.cli.colour import painted
 from mggcn.cli.settings import add_settings, given_settings, read_settings
 from mggcn.cli.train import store_path
 from mggcn.comm.failure import Interrupted
+from mggcn.comm.rank import require_one_process
 from mggcn.errors import ConfigError, printable, shown
 from mggcn.graph.store import open_store
 from mggcn.memory.units import duration
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train every trial, print each as it ends, then the table. Exit code 1 if all failed, 2 if one is damaged."""
+    require_one_process("mggcn sweep")
     a = arguments
     if a.at_once < 0:
         raise ConfigError(f"--at-once must be 0 or more, got {a.at_once}")

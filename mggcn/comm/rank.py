@@ -179,6 +179,19 @@ def _listed(values: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={printable(text)}" for name, text in values.items())
 
 
+def require_one_process(command: str) -> None:
+    """Refuse a command that starts the ranks it needs, where torchrun has started several processes of it.
+
+    Raises: ConfigError.
+    """
+    found = torchrun_env()
+    if found is not None and found[1] > 1:
+        raise ConfigError(
+            f"{command} runs in one process, which starts the ranks that it needs, and torchrun started {found[1]} "
+            "processes; start it without torchrun, on one machine"
+        )
+
+
 def connect_torchrun(timeout_s: float, transport: str = "gloo") -> Communicator:
     """Join the ranks of this torchrun. Raises: CommError if there is none or a rank does not come."""
     from mggcn.comm.distributed import connect

@@ -17,7 +17,7 @@ from mggcn.config import Config, RunConfig
 from mggcn.errors import ConfigError, StoreError
 from mggcn.runs import torchrun
 from mggcn.runs.torchrun import Request, refuse_other_graphs, started_by, train_under_torchrun
-from tests.cli.runs import finish, run_main, start
+from tests.cli.runs import finish, refused, run_main, start
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "machines.md"
 
@@ -169,6 +169,28 @@ def test_the_same_torchrun_goes_on_with_its_own_run_alone(
     code, told, err = trained(community, "one", "--threads", 2)
     assert code == 0, err
     assert told.startswith(f"started again: the run in {out} goes on after 2 epochs")
+
+
+@pytest.mark.parametrize("command", ["predict", "sweep"])
+def test_what_starts_its_ranks_is_refused_under_torchrun(
+    command: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if several processes of a command find each other at work, or one that torchrun started alone is refused."""
+    for name, value in (alone() | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}).items():
+        monkeypatch.setenv(name, value)
+    words = [command, run] if command == "predict" else [command, "--resume", run]
+    err = refused(capsys, *words)
+    assert err.startswith(
+        f"mggcn: mggcn {command} runs in one process, which starts the ranks that it needs, and torchrun"
+    )
+    assert "started 2 processes; start it without torchrun" in err
+    assert not list(run.glob("scores*"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    if command == "predict":
+        assert run_main(*words) == 0
+    else:
+        assert "torchrun" not in refused(capsys, *words)
 
 
 def test_the_page_says_what_is() -> None:
