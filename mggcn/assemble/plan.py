@@ -342,6 +342,7 @@ def plan_shape(
     plan_graph.
     Raises: ConfigError.
     """
+    check_batches(config)
     config = with_ahead(config)
     strategy, run, loops = STRATEGIES[config.run.strategy], config.run, config.model.self_loops
     nccl = nccl_memory(config, machine)

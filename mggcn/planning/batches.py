@@ -64,10 +64,18 @@ def check_batches(config: Config) -> None:
             "sample.halo is history, and without sample.batch the whole graph is one step; set sample.batch, such as 1024, "
             "or for the whole graph run.strategy delayed"
         )
-    if run.batches == "cooperative" and run.ranks > 1:
+    if run.batches == "cooperative":
         raise ConfigError(
             "run.batches is cooperative, and without sample.batch the whole graph is one step; set sample.batch, such as "
             "1024"
+        )
+    if named := [
+        f"sample.{one.name}" for one in dataclasses.fields(sample) if getattr(sample, one.name) != one.default
+    ]:
+        several = len(named) > 1
+        raise ConfigError(
+            f"{', '.join(named)} belong{'s' * (not several)} to batches, and without sample.batch the whole graph is one "
+            f"step; set sample.batch, such as 1024, or leave {'them' if several else 'it'} out"
         )
 
 

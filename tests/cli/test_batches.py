@@ -155,6 +155,48 @@ def test_how_vertices_are_dealt_is_said(
     assert said in found.out
 
 
+UNREAD: dict[str, tuple[list[str], str]] = {
+    **{
+        name: (["--set", f"sample.{name}={value}"], f"sample.{name} belongs to batches, and without sample.batch")
+        for name, value in {
+            "draw": "labor",
+            "by_type": "true",
+            "weights": "mean",
+            "first": "full",
+            "drop_last": "true",
+            "plan": "run",
+            "ahead": "0",
+        }.items()
+    },
+    "deal": (["--set", "sample.deal=ranges"], "nothing is dealt out; set sample.batch"),
+    "rows": (["--set", "sample.rows=parts"], "sample.rows is parts, and without sample.batch"),
+    "macro": (["--set", "sample.macro=4"], "sample.macro is 4, and with sample.rows mapped no row is fetched"),
+    "halo": (["--set", "sample.halo=history"], "sample.halo is history, and without sample.batch"),
+    "one rank": (["--set", "run.batches=cooperative"], "run.batches is cooperative, and without sample.batch"),
+    "rows that are learned": (["--set", "train.row_optimizer=adagrad"], "moves learned rows that a batch reads"),
+    "several": (
+        ["--set", "sample.draw=replace", "--set", "sample.ahead=4", "--batch", "all", "--fanout", "all"],
+        "sample.draw, sample.ahead belong to batches, .* one step; set sample.batch, such as 1024, or leave them out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_settings_of_batches_need_batches(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a run over the whole graph, or a plan of one, takes a setting that it does not read without a word."""
+    given, words = UNREAD[name]
+    where, out = store(tmp_path, graph_of(pattern("random", N, 1))), tmp_path / "run"
+    shape = ["--vertices", 100, "--edges", 900, "--features", 5, "--classes", 3]
+    for command in (["train", where, "--out", out], ["plan", where], ["plan", *shape]):
+        said = refused(capsys, *command, "--set", "model.hidden=8", *given)
+        assert re.search(words, said), said
+        assert not out.exists()
+    defaults = [
+        f"--set=sample.{one.name}={one.default}" for one in dataclasses.fields(SampleConfig) if one.default != ()
+    ]
+    assert run_main("plan", where, "--set", "model.hidden=8", *defaults, "--set", "run.batches=auto") == 0
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "a fan-out too many": (["--fanout", "3,2,2"], r"sample.fanout must have 2 numbers, one for each sum .* got 3,2,2"),
     "a fan-out too few": (["--fanout", "3"], r"sample.fanout must have 2 numbers, one for each sum .* got 3"),
