@@ -24,6 +24,7 @@ from mggcn.model.program import Program
 from mggcn.model.values import Graph, Value
 from mggcn.partition.base import PartitionStats
 from mggcn.partition.rows.partition import row_stats
+from mggcn.planning.shape import GraphShape
 
 LIST_BYTES: Final = 64
 """Bytes a row of a batch while a thread finds those of other ranks: owners, places, keys and their search."""
@@ -76,10 +77,32 @@ def history_feed_bytes(config: Config, stats: PartitionStats, stack: Stack, rank
     return (config.sample.ahead + 1) * one + 8 * (sum(received) + sum(sent))
 
 
-def history_lines(config: Config, program: Program, plans: Plans, operand: str) -> list[str]:
-    """Say what a step approximates, sends and keeps; nothing if it computes all rows. operand: type of the rows."""
+def unread_cache(config: Config, shape: GraphShape, steps: int) -> str:
+    """Say that no step of an epoch sends rows or reads a cache, and what to do; "" if some do, or training vertices are not
+    known.
+    """
+    sample = config.sample
+    if not (config.reads_history and sample.history_ends == "paper" and shape.num_training):
+        return ""
+    if sample.history_delay < steps:
+        return ""
+    return (
+        f"rows of other ranks' vertices are all LEFT OUT, and none are sent: under sample.history_ends paper the first "
+        f"{sample.history_delay} of an epoch's steps read no cache, and an epoch has {steps}; set "
+        "sample.history_ends=keep, or a smaller sample.history_delay or sample.batch"
+    )
+
+
+def history_lines(
+    config: Config, shape: GraphShape, steps: int, program: Program, plans: Plans, operand: str
+) -> list[str]:
+    """Say what a step approximates, sends and keeps; nothing if it computes all rows. steps: of an epoch; operand: type of
+    the rows.
+    """
     if not config.reads_history:
         return []
+    if unread := unread_cache(config, shape, steps):
+        return [f"  training gradients are APPROXIMATE, evaluation is exact: {unread}"]
     sample, lines = config.sample, list[str]()
     for op, kind in aggregations(program.ops):
         plan = plans[kind.block]

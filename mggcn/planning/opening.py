@@ -15,6 +15,7 @@ from mggcn.memory.units import human
 from mggcn.planning.block_evaluation import EVALUATED_FANOUT
 from mggcn.planning.cost_text import memory_alone, seconds_text
 from mggcn.planning.disk_text import long_run_lines, rung_lines
+from mggcn.planning.history import unread_cache
 from mggcn.planning.op_cost import epoch_cost, first_sums_s
 from mggcn.planning.run import RunPlan
 from mggcn.planning.text import subject
@@ -80,10 +81,12 @@ def _ranks_lines(plan: RunPlan) -> list[str]:
     if plan.stack is not None and plan.stack.together:
         lines.append("ranks share a batch: each of its rows is computed once, by the rank that owns it")
     if config.reads_history:
-        lines.append(
+        cached = (
             "rows of other ranks' vertices come from a cache, as these last sent them: gradients are APPROXIMATE "
             "(mggcn plan says what is sent and kept)"
         )
+        unread = unread_cache(config, plan.shape, plan.steps)
+        lines.append(f"gradients are APPROXIMATE: {unread}" if unread else cached)
     if config.fetches_rows:
         macro = config.sample.macro
         many = {0: "of an epoch's steps", 1: "of each step"}.get(macro, f"of {macro:,} steps")

@@ -183,7 +183,7 @@ def _batches(plan: RunPlan) -> list[str]:
     lines = batch_lines(plan.config, plan.shape, plan.stack, plan.steps, nbytes, pinned, sparse, stored=stored)
     fetched = rank.regions.get("rows of other ranks", 0)
     lines += fetch_lines(plan.config, plan.shape, rank.sizes.owned, fetched)
-    cached = history_lines(plan.config, rank.train, rank.training, rank.sizes.operand)
+    cached = history_lines(plan.config, plan.shape, plan.steps, rank.train, rank.training, rank.sizes.operand)
     return ["", *lines, *cached, *evaluated]
 
 

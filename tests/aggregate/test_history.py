@@ -18,6 +18,7 @@ from mggcn.assemble.plan import partition_graph, plan_graph, resolve
 from mggcn.assemble.rank import Rank
 from mggcn.blocks.block import Stack
 from mggcn.config import Config, DataConfig, ModelConfig, SampleConfig
+from mggcn.cost.machine import find_machine
 from mggcn.errors import ConfigError, PlanError
 from mggcn.feed.batch import Batch, Feed
 from mggcn.feed.history import RemoteRows
@@ -26,6 +27,7 @@ from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.generate import community
 from mggcn.graph.store_write import write_store
 from mggcn.partition.rows.partition import row_owners
+from mggcn.planning.opening import opening_lines
 from mggcn.planning.record import to_dict
 from mggcn.planning.text import render
 from mggcn.runs.regroup import with_ranks
@@ -435,6 +437,28 @@ def test_the_plan_says_what_is_approximate() -> None:
         plan, _ = plan_graph(resolve(history(2, MODELS["gcn"], halo=halo), graph), graph)
         assert ("APPROXIMATE" in render(plan)) == (halo == "history")
         assert to_dict(plan)["exact"] is (halo == "exact")
+
+
+@pytest.mark.parametrize("ends", ["keep", "paper"])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_cache_that_no_step_reads_is_said(more: int, ends: str) -> None:
+    """Fails if a run whose epochs are too short for a cache does not say so, or one that finds rows in it does."""
+    graph = graph_of()
+    steps = plan_graph(resolve(history(2, MODELS["gcn"]), graph), graph)[0].steps
+    assert steps > 1
+    config = history(2, MODELS["gcn"], history_ends=ends, history_delay=steps + more, history_life=9)
+    plan, _ = plan_graph(resolve(config, graph), graph)
+    found = np.sum([rank["hits"] for rank in trained(config, graph)], 0)[..., 0].sum()
+    opening = "\n".join(opening_lines(plan, find_machine("assumed-cpu"), 1 << 40))
+    for text in (render(plan), opening):
+        assert ("LEFT OUT" in text) == (found == 0) == (ends == "paper" and more >= 0)
+        assert "APPROXIMATE" in text
+    why = (
+        f"the first {steps + more} of an epoch's steps read no cache, and an epoch has {steps}; set sample.history_ends"
+    )
+    assert (why in opening) == (found == 0)
+    unknown = dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, num_training=None))
+    assert "LEFT OUT" not in render(unknown)
 
 
 @pytest.mark.parametrize(
