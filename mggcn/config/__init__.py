@@ -219,12 +219,13 @@ class Config:
                 model.aggregates,
                 f"model.kind {model.kind} reads no neighbours, so there is nothing to draw; leave sample.batch out",
             )
+            sample.require_fanout()
             _require(
                 sample.plan != "run" or not self.reads_whole_batches,
                 "sample.plan run may cut a step into halves, and a batch norm, sample.weights block, or sample.halo "
                 "history of several ranks would see each alone; choose bound or auto",
             )
-            given = "sample.by_type" if sample.by_type else f"sample.fanout {','.join(map(str, sample.fanout))}"
+            given = "sample.by_type" if sample.by_type else f"sample.fanout {sample.fanout_text}"
             _require(
                 model.typed or not sample.draws_by_type,
                 f"{given} draws neighbours of each relation, which model.kind {model.kind} does not tell apart; "
@@ -246,7 +247,7 @@ class Config:
             _require(
                 len(sample.fanout) == model.num_aggregations,
                 f"sample.fanout must have {model.num_aggregations} numbers, one for each sum over neighbours of the model, "
-                f"got {','.join(map(str, sample.fanout))}",
+                f"got {sample.fanout_text}{'; write all once for each' * (set(sample.fanout) == {-1})}",
             )
             _require(
                 bool(sample.drawn_fanout),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final, Literal
 
+from mggcn.config.values import ALL as _ALL
 from mggcn.config.values import Range
 from mggcn.config.values import require as _require
 from mggcn.config.values import settle as _settle
@@ -106,7 +107,7 @@ class SampleConfig:
             )
         _require(
             0 not in self.fanout,
-            f"sample.fanout must be 1 or more for each layer, or all, got {','.join(map(str, self.fanout))}",
+            f"sample.fanout must be 1 or more for each layer, or all, got {self.fanout_text}",
         )
         for name, value, default in (("macro", self.macro, 1), ("cache_rows", self.cache_rows, 0)):
             _require(
@@ -114,13 +115,7 @@ class SampleConfig:
                 f"sample.{name} is {value}, and with sample.rows mapped no row is fetched; set sample.rows = owners, or "
                 f"leave sample.{name} out",
             )
-        if self.batch:
-            _require(
-                bool(self.fanout),
-                f"sample.batch is {self.batch}, and sample.fanout is not set; give it a number for each layer, such as "
-                "15,10,5, or all",
-            )
-        else:
+        if not self.batch:
             if set(self.fanout) == {-1}:  # all neighbours in one step are the whole graph, which draws nothing
                 object.__setattr__(self, "fanout", ())
             _require(
@@ -130,9 +125,22 @@ class SampleConfig:
             )
             _require(
                 not self.fanout,
-                f"sample.fanout is {','.join(map(str, self.fanout))}, and without sample.batch the whole graph is one "
+                f"sample.fanout is {self.fanout_text}, and without sample.batch the whole graph is one "
                 "step; set sample.batch, such as 1024",
             )
+
+    def require_fanout(self) -> None:
+        """Refuse batches for which nothing says how many in-neighbours are drawn. Raises: ConfigError."""
+        _require(
+            bool(self.fanout) or not self.batch,
+            f"sample.batch is {self.batch}, and sample.fanout is not set; give it a number for each layer, such as "
+            "15,10,5, or all",
+        )
+
+    @property
+    def fanout_text(self) -> str:
+        """The fan-outs as the command line takes them."""
+        return ",".join("all" if numbers == _ALL["fanout"] else str(numbers) for numbers in self.fanout)
 
     @property
     def drawn_fanout(self) -> tuple[int | str, ...]:

@@ -107,7 +107,7 @@ def parse_field(kind: type, table: str, key: str, value: Any) -> Any:
         return parse_bytes(value) if size and isinstance(value, str) else convert(hint, value)
     except (TypeError, ValueError, OverflowError) as error:
         known = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-        meant = did_you_mean(str(value), known)
+        meant = f", which {error}" if isinstance(error, _RepeatedError) else did_you_mean(str(value), known)
         raise ConfigError(f"{setting(table, key)} expects {type_name(key, hint)}, got {value!r}{meant}") from error
 
 
@@ -196,6 +196,10 @@ def _parts(value: Any) -> Sequence[Any]:
     return [value]
 
 
+class _RepeatedError(ValueError):
+    """Numbers by relation that name one twice; the text says which."""
+
+
 def numbers_by_relation(value: str | Mapping[Any, Any]) -> dict[int | None, int]:
     """Return numbers by relation, ascending, None: of all others, from text such as 0:15/3:all/else:5, or a mapping.
 
@@ -206,7 +210,9 @@ def numbers_by_relation(value: str | Mapping[Any, Any]) -> dict[int | None, int]
     for name, number in pairs:
         relation = None if str(name).strip() == ELSE else convert(int, name)
         count = ALL["fanout"] if str(number).strip() == "all" else convert(int, number)
-        if relation in found or (relation or 0) < 0 or count < ALL["fanout"]:
+        if relation in found:
+            raise _RepeatedError(f"names {ELSE if relation is None else f'relation {relation}'} twice")
+        if (relation or 0) < 0 or count < ALL["fanout"]:
             _bad(value)
         found[relation] = count
     if not found:

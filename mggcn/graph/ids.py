@@ -38,10 +38,11 @@ def rows_of(graph: Graph, vertices: Any, given: str = "vertices") -> Array:
     wanted = np.asarray(vertices)
     if wanted.dtype.kind == "O" and all(isinstance(value, str) for value in wanted.flat):
         wanted = wanted.astype(np.str_)
-    if wanted.dtype == np.bool_ and wanted.shape == (graph.num_vertices,):
-        return np.flatnonzero(wanted)
-    if not wanted.size:
+    is_mask = wanted.dtype == np.bool_ and wanted.shape == (graph.num_vertices,)
+    if not (wanted.any() if is_mask else wanted.size):
         raise ConfigError(f"{given} names none; give one or more")
+    if is_mask:
+        return np.flatnonzero(wanted)
     ids = ids_of(graph)
     whole, what = ids.dtype.kind != "U", "row numbers" if graph.ids is None else "ids of the graph"
     if wanted.ndim != 1 or wanted.dtype.kind not in ("iuU" if whole else "U"):
@@ -71,7 +72,8 @@ def _whole(wanted: Array, expected: str) -> Array:
     numbers = list[int]()
     for one in wanted.tolist():
         try:
-            numbers.append(int(one))
+            # Python reads 1_0 as 10, but nobody writes ids so: it may be the name of another graph's vertex.
+            numbers.append(int(one.replace("_", "?") if isinstance(one, str) else one))
         except ValueError:
             raise ConfigError(f"{expected}, got {one!r}" if one else f"{expected}, one of them is empty") from None
     # A 64-bit number is not to pass through float64, nor to wrap.

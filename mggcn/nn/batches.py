@@ -217,6 +217,7 @@ def batches(
             f"batch expects the seeds of a batch, 1 or more, such as the number of all seeds; got {batch}"
         )
     sample = SampleConfig(**given, drop_last=drop_last, ahead=ahead)
+    sample.require_fanout()
     if sample.draws_by_type:
         raise ConfigError(
             f"fanout has numbers by relation, {sample.fanout}, and blocks of batches have no types of edges; give a number "

@@ -530,11 +530,14 @@ def test_settings_without_sources_have_no_meaning(monkeypatch: pytest.MonkeyPatc
     [
         ({"batch": 10}, "sample.fanout is not set"),
         ({"fanout": (5, 5, 5)}, "without sample.batch the whole graph"),
-        ({"fanout": (-1, 5, -1)}, "sample.fanout is -1,5,-1, and without sample.batch the whole graph"),
+        ({"fanout": (-1, 5, -1)}, "sample.fanout is all,5,all, and without sample.batch the whole graph"),
         (
             {"batch": 10, "fanout": (5, 5)},
             "must have 3 numbers, one for each sum over neighbours of the model, got 5,5",
         ),
+        ({"batch": 10, "fanout": "all"}, "of the model, got all; write all once for each"),
+        ({"batch": 10, "fanout": (-1, 5)}, "of the model, got all,5$"),
+        ({"batch": 10, "fanout": (-1, 0, 5)}, "or all, got all,0,5"),
         ({"batch": 10, "fanout": (5, 0, 5)}, "must be 1 or more for each layer, or all, got 5,0,5"),
         ({"batch": 10, "fanout": (5, -2, 5)}, "each number of sample.fanout must be -1 or more"),
         ({"batch": -1, "fanout": (5, 5, 5)}, "sample.batch must be 0 or more"),
@@ -609,6 +612,23 @@ def test_fanouts_by_relation_that_cannot_be(given: Any) -> None:
         ConfigError, match=r"sample.fanout expects integers separated by commas, such as 15,10,all, or by"
     ):
         SampleConfig(batch=5, fanout=(given, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "twice"),
+    [("0:5/0:3", "relation 0"), ({7: 5, "7": 3}, "relation 7"), ("else:5/1:2/else:all", "else")],
+)
+def test_a_relation_that_is_named_twice_is_told(given: Any, twice: str) -> None:
+    """Fails if who names a relation twice is told what numbers look like, and not which one it is."""
+    with pytest.raises(ConfigError, match=rf"^sample.fanout expects .*, which names {twice} twice$"):
+        SampleConfig(batch=5, fanout=(given, 2))
+
+
+@pytest.mark.parametrize("fanout", [(), (-1,), (5, 5)])
+def test_a_model_without_neighbours_is_told_first(fanout: tuple[int, ...]) -> None:
+    """Fails if who trains an MLP on batches is asked for fan-outs, which are then refused."""
+    with pytest.raises(ConfigError, match=r"model.kind mlp reads no neighbours, so there is nothing to draw"):
+        Config(model=ModelConfig(kind="mlp"), sample=SampleConfig(batch=5, fanout=fanout))
 
 
 @pytest.mark.parametrize(

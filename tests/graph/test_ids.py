@@ -131,12 +131,16 @@ def test_vertices_by_ids(ids: list[int] | None) -> None:
     names = [0, 1, 2] if ids is None else ids
     assert rows_of(graph, [str(name) for name in names[1:]]).tolist() == [1, 2]
     assert rows_of(graph, np.array(names[:2], np.uint64)).tolist() == [0, 1]
+    assert rows_of(graph, np.array([True, False, True])).tolist() == [0, 2]
     what = "row numbers" if ids is None else "ids of the graph"
     for given, message in (
         (["1", "", "2"], f"vertices expects {what}, whole numbers, one of them is empty"),
         ([""], "one of them is empty"),
         ([], "vertices names none; give one or more"),
         (["1", "two"], f"vertices expects {what}, whole numbers, got 'two'"),
+        (["1_0"], f"vertices expects {what}, whole numbers, got '1_0'"),
+        (np.zeros(3, bool), "vertices names none; give one or more"),
+        (np.zeros(4, bool), r"or a mask of 3 vertices, got bool of shape \(4,\)"),
         (["9" * 30], f"vertices expects {what}, whole numbers of 64 bits, got {'9' * 30}"),
         (["9" * 19 + "9", "-1"], "whole numbers of 64 bits, got"),
         (["9" * 19], f"vertices names {'9' * 19}, but no vertex has such an id"),
