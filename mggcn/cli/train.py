@@ -31,7 +31,7 @@ from mggcn.memory.units import human
 from mggcn.runs import folder as run_folders
 from mggcn.runs import train as training
 from mggcn.runs.occupied import occupied
-from mggcn.runs.regroup import regrouped, with_ranks
+from mggcn.runs.regroup import limit_now, regrouped, with_ranks
 from mggcn.runs.result import read_result
 from mggcn.runs.torchrun import Request, train_under_torchrun
 from mggcn.runs.weights import weights_of_run
@@ -122,9 +122,11 @@ def _check_which(arguments: argparse.Namespace) -> None:
 def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
     """Continue a run, or extend a complete one; without changes a complete one stays as it is."""
     folder, quiet, (config, store) = arguments.resume, arguments.quiet, resumed(arguments)
-    if run_folders.is_complete(folder) and config.train == run_folders.read_run(folder)[0].train:
+    before = run_folders.read_run(folder)[0]
+    if run_folders.is_complete(folder) and config.train == before.train:
         if not quiet:
-            print(f"the run in {printable(folder)} is complete; --epochs with a larger number extends it")
+            done = f"the run in {printable(folder)} is complete{_unused(before, config)}"
+            print(f"{done}; --epochs with a larger number extends it")
         return read_result(folder)
     graph = open_store(store)
     config = regrouped(folder, config, graph, store)
@@ -133,8 +135,15 @@ def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
     if not quiet:
         if not (folder / "checkpoints" / "latest").exists():
             print(f"{printable(folder)} holds no checkpoint: the run starts again", flush=True)
-        training.announce(plan, store, reason, run_folders.epochs_done(folder, config))
+        training.announce(plan, store, reason, run_folders.epochs_done(folder, config), limit_now(config))
     return _train(folder, quiet, functools.partial(training.resume_training, folder, config, graph, quiet=quiet))
+
+
+def _unused(before: Config, config: Config) -> str:
+    """Say which settings of [run] are of no use to a run that has nothing left to train; "" for none."""
+    names = [one.name for one in dataclasses.fields(RunConfig)]
+    changed = [setting("run", name) for name in names if getattr(before.run, name) != getattr(config.run, name)]
+    return f", and another {', '.join(changed)} would change nothing" if changed else ""
 
 
 def _train(folder: Path, quiet: bool, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:

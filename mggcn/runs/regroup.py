@@ -86,6 +86,14 @@ def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) ->
     return config
 
 
+def limit_now(config: Config) -> int:
+    """Return the bytes that each rank of a run which goes on may use, as set, or free now; on CPUs with what this process
+    has of them already.
+    """
+    on_host = config.run.device == "cpu" and not config.run.memory_limit
+    return free_per_rank(config) if on_host else memory_limit(config)
+
+
 def _is_other(before: Config, config: Config, content: Mapping[str, Any]) -> bool:
     """Return whether settings ask for another plan than was recorded: another rung, more memory or less, another disk."""
     run, rung = config.run, content.get("capacity", "memory")

@@ -143,11 +143,14 @@ def prepare_run(
     return PlannedRun(folder, plan, partition, "" if choice is None else choice.reason)
 
 
-def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0) -> None:
-    """Print what will be trained, on which graph, and at what cost. done: epochs that a resumed run does not repeat."""
+def announce(plan: RunPlan, store: Path | None, reason: str, done: int = 0, limit: int = 0) -> None:
+    """Print what will be trained, on which graph, and at what cost. limit: bytes that a rank may use, 0: as a new run's;
+    done: epochs that a resumed run does not repeat.
+    """
     config = plan.config
     machines = this_machine(config), this_machine(in_float32(config))
-    limit = memory_limit(config) if plan.ladder is None else plan.ladder.limit  # this process has taken some since
+    if not limit:  # of what was free when it was planned this process has taken some since
+        limit = memory_limit(config) if plan.ladder is None else plan.ladder.limit
     lines = opening_lines(plan, machines[0], limit, store=store, reason=reason, done=done, in_float32=machines[1])
     print(*map(printable, lines), sep="\n", flush=True)
 

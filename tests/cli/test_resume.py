@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import mggcn
+from mggcn.assemble import plan
 from mggcn.cli import train as command
 from mggcn.cli.entry import main
 from mggcn.config.files import from_toml
 from mggcn.errors import CommError, ConfigError
+from mggcn.memory.units import human
+from mggcn.runs import local, regroup
 
 
 def graph() -> mggcn.Graph:
@@ -99,3 +102,34 @@ def test_a_lost_rank_says_how_to_go_on(run: Path) -> None:
 
     with pytest.raises(CommError, match=r"by SIGKILL; 3 epochs are saved, continue with: mggcn train --resume \S*run"):
         command._train(run, True, lost)
+
+
+def test_a_complete_run_says_what_it_does_not_take(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails if a limit that a complete run has no use for is passed over in silence, or a folder changes by it."""
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for words, named in (
+        ([], ""),
+        (["--memory-limit", "5GiB"], ", and another run.memory_limit would change nothing"),
+        (
+            ["--set", "run.timeout_s=77", "--memory-limit", "5GiB"],
+            ", and another run.memory_limit, run.timeout_s would change nothing",
+        ),
+    ):
+        assert main(["train", "--resume", str(run), *words]) == 0
+        said = f"the run in {run} is complete{named}; --epochs with a larger number extends it\n"
+        assert capsys.readouterr().out.startswith(said)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_resumed_run_says_the_peak_of_what_it_may_use(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fails if the limit is one of another command, or lacks what this process, whose memory the peak has, holds."""
+    (rank,) = json.loads((run / "plan.json").read_text())["per_rank"]
+    peak, own = rank["total_bytes"], rank["regions"]["runtime"]
+    for module in (local, plan, regroup):
+        monkeypatch.setattr(module, "free_bytes", lambda: peak - own)
+    monkeypatch.setattr(local, "process_bytes", lambda _: own)
+    for epochs, words, limit in (("4", [], peak), ("5", ["--memory-limit", "5GiB"], 5 << 30)):
+        assert main(["train", "--resume", str(run), "--epochs", epochs, *words]) == 0
+        assert f"predicted peak {human(peak)} of {human(limit)} per rank;" in capsys.readouterr().out
