@@ -304,16 +304,16 @@ struct AddRows {
 
   template <class L, int K>
   MGGCN_INLINE void run(int64_t column) const {
+    // Lines that begin in this tile: rows do so themselves.
+    constexpr int64_t line = 64 / (int64_t)sizeof(T);
+    const int64_t fetched = (from + column + line - 1) / line * line;
     typename L::type sum[K];
 #pragma GCC unroll 8
     for (int k = 0; k < K; ++k) sum[k] = L::load(acc + column + k * L::width);
     for (int i = 0; i < n; ++i) {
       const T* x = row[i] + from + column;
       const typename L::type w = L::fill(weight[i]);
-      if (K > 1)
-#pragma GCC unroll 8
-        for (int64_t c = 0; c < K * L::width; c += 64 / (int64_t)sizeof(T))
-          __builtin_prefetch(next[i] + from + column + c);
+      for (int64_t c = fetched; c < from + column + K * L::width; c += line) __builtin_prefetch(next[i] + c);
 #pragma GCC unroll 8
       for (int k = 0; k < K; ++k) sum[k] += w * L::load(x + k * L::width);
     }

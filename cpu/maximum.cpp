@@ -77,16 +77,6 @@ MGGCN_INLINE void take(X x, I id, X& held, I& winner) {
 // Edges of a row whose columns are read tile by tile while the rows of as many edges behind them are fetched.
 constexpr int64_t kBlock = 16;
 
-// Fetches rows of `cols` columns: those of the edges up to `last`, as far as there are any, that were not fetched
-// before.
-template <class T>
-MGGCN_INLINE void fetch(const Maximum<T>& a, int64_t& fetched, int64_t last, int64_t cols) {
-  for (const int64_t end = std::min(last, a.indptr[a.num_rows]); fetched < end; ++fetched) {
-    const T* x = a.rows + a.indices[fetched] * a.ld;
-    for (int64_t c = 0; c < cols; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(x + c);
-  }
-}
-
 template <class T>
 struct MaximumRow {
   const Maximum<T>& a;
@@ -104,8 +94,15 @@ struct MaximumRow {
       held[i] = fresh ? L::fill(-std::numeric_limits<T>::infinity()) : L::load(out + i * L::width);
       winner[i] = fresh ? Ids<L>::spread(kNobody<T>) : Ids<L>::load(winners + i * L::width);
     }
+    // Of the edges behind this block the lines that begin in this tile: rows do so themselves.
+    constexpr int64_t line = 64 / (int64_t)sizeof(T);
+    const int64_t fetched = (column + line - 1) / line * line, stop = column + K * L::width;
+    const int64_t behind = begin < end ? a.indptr[a.num_rows] - 1 : 0;
     for (int64_t k = begin; k < end; ++k) {
       const T* x = a.rows + a.indices[k] * a.ld;
+      const T* next = a.rows + a.indices[std::min(k + kBlock, behind)] * a.ld;
+      for (int64_t c = fetched; c < stop; c += line) __builtin_prefetch(next + c);
+      if (stop == a.cols) __builtin_prefetch(next + a.cols);
       const typename Ids<L>::type id = Ids<L>::spread(id_at(x + a.cols));
 #pragma GCC unroll 8
       for (int i = 0; i < K; ++i) take(L::load(x + column + i * L::width), id, held[i], winner[i]);
@@ -155,8 +152,11 @@ struct GradientRow {
     const typename Ids<L>::type mine = Ids<L>::spread((Id<T>)a.ids[row]);
 #pragma GCC unroll 8
     for (int i = 0; i < K; ++i) sum[i] = a.fresh ? typename L::type{} : L::load(out + i * L::width);
-    for (int64_t k = a.indptr[row]; k < a.indptr[row + 1]; ++k) {
-      if (k > a.indptr[row] && a.indices[k] == a.indices[k - 1]) continue;
+    const int64_t begin = a.indptr[row], end = a.indptr[row + 1], behind = begin < end ? a.indptr[a.num_rows] - 1 : 0;
+    for (int64_t k = begin; k < end; ++k) {
+      const T* next = a.rows + a.indices[std::min(k + kBlock, behind)] * a.ld + a.cols + column;
+      for (int64_t c = 0; c < K * L::width; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(next + c);
+      if (k > begin && a.indices[k] == a.indices[k - 1]) continue;
       const T* x = a.rows + a.indices[k] * a.ld + column;
       decltype(Ids<L>::load(x) == mine) won[K], any = {};
 #pragma GCC unroll 8
@@ -171,17 +171,15 @@ struct GradientRow {
 };
 
 // Calls block(row, begin, end, first, last) for blocks of the edges of each row of a chunk, once for a row without any
-// if `all`, and fetches the rows of the next block's.
+// if `all`.
 template <class T, class Call>
-MGGCN_INLINE void for_blocks(const Maximum<T>& a, int64_t chunk, int64_t cols, bool all, const Call& block) {
-  int64_t fetched = a.indptr[a.chunks[chunk]];
+MGGCN_INLINE void for_blocks(const Maximum<T>& a, int64_t chunk, bool all, const Call& block) {
   for (int64_t v = a.chunks[chunk]; v < a.chunks[chunk + 1]; ++v) {
     const int64_t begin = a.indptr[v], end = a.indptr[v + 1];
     if (begin == end && !all) continue;
     int64_t k = begin;
     do {
       const int64_t next = std::min(k + kBlock, end);
-      fetch(a, fetched, next + kBlock, cols);
       block(v, k, next, k == begin, next == end);
       k = next;
     } while (k < end);
@@ -198,7 +196,7 @@ void maximum(const Maximum<T>& a) {
   }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads)
   for (int64_t c = 0; c < a.num_chunks; ++c)
-    for_blocks(a, c, a.cols + 1, a.fresh || a.last, [&](int64_t v, int64_t k, int64_t end, bool first, bool last) {
+    for_blocks(a, c, a.fresh || a.last, [&](int64_t v, int64_t k, int64_t end, bool first, bool last) {
       for_tiles<T>(a.cols, MaximumRow<T>{a, v, k, end, first && a.fresh, last && a.last, nullptr});
     });
 }
