@@ -140,15 +140,28 @@ def planted(num_vertices: int, seed: int) -> Graph:
     "parts", [2, 4, pytest.param(3, marks=pytest.mark.full), pytest.param(8, marks=pytest.mark.slow)]
 )
 def test_splits_in_one_community_are_shared_out(parts: int) -> None:
-    """Fails if a constraint is lost, has another's weights or slack, or costs more than 15 % of edges cut."""
-    graph = planted(20_000, 3)
-    plain, even = (metis(graph, MetisSettings(parts=parts, seed=6, kind=kind)).statistics for kind in KINDS_OF_CUTS)
-    assert balance(plain.train_per_part) > 1.5
-    assert max(even.nonzero_balance, even.row_balance) <= 1.011
-    for name, per_part in (("train", even.train_per_part), ("val", even.val_per_part), ("test", even.test_per_part)):
-        assert sum(per_part) == graph.splits[name].array().sum()
-        assert balance(per_part) <= 1.051
-    assert even.num_cut <= 1.15 * plain.num_cut
+    """Fails if a constraint is lost, has another's weights or slack, or costs more than 15 % of edges cut over three seeds.
+
+    Of ten seeds and 2, 3, 4 and 8 parts one alone cut from 7 % fewer to 25 % more edges, all together a tenth more.
+    """
+    graph, cuts = planted(20_000, 3), []
+    for seed in (6, 1, 2):
+        plain, even = (
+            metis(graph, MetisSettings(parts=parts, seed=seed, kind=kind)).statistics for kind in KINDS_OF_CUTS
+        )
+        assert balance(plain.train_per_part) > 1.5
+        assert max(even.nonzero_balance, even.row_balance) <= 1.011
+        for name, per_part in (
+            ("train", even.train_per_part),
+            ("val", even.val_per_part),
+            ("test", even.test_per_part),
+        ):
+            assert sum(per_part) == graph.splits[name].array().sum()
+            assert balance(per_part) <= 1.051
+        cuts.append((plain.num_cut, even.num_cut))
+    assert all(even <= 1.25 * plain for plain, even in cuts)
+    plain_cut, even_cut = np.sum(cuts, 0)
+    assert even_cut <= 1.15 * plain_cut
 
 
 @needs_pymetis
