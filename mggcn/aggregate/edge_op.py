@@ -52,11 +52,16 @@ EDGE_KERNELS: Final = (
 
 
 class Arithmetic(NamedTuple):
-    """What a kernel computes along an edge: `kernel`, of EDGE_KERNELS, on so many heads and columns of float32."""
+    """What a kernel computes along an edge: `kernel`, of EDGE_KERNELS, on so many heads and columns of float32.
+
+    read: the part of a row that most edges read. beside: whether it computes while the next rows come.
+    """
 
     kernel: str
     heads: float
     columns: float
+    read: float = 1.0
+    beside: bool = False
 
 
 class Share(NamedTuple):

@@ -39,7 +39,7 @@ class Maximum(EdgeOp):
         return Columns(cols + 1, 2 * cols, 2 * cols)
 
     def arithmetic(self, cols: int) -> Arithmetic:
-        return Arithmetic("maximum", 0, cols)
+        return Arithmetic("maximum", 0, cols, beside=True)
 
     def kept(self, name: str, rows: int, cols: int, dtype: str) -> tuple[BufferSpec, ...]:
         return (BufferSpec(f"{name}.winners", rows, cols, dtype, "kept"),)
@@ -115,7 +115,8 @@ class MaximumGrad(EdgeOp):
         return Columns(2 * cols, cols, cols)
 
     def arithmetic(self, cols: int) -> Arithmetic:
-        return Arithmetic("maximum_grad", 0, cols)
+        # Winners alone, where the row has won none of them: most edges lie in long rows.
+        return Arithmetic("maximum_grad", 0, cols, read=0.5, beside=True)
 
     def begin(self, backend: KernelBackend, target: Target) -> Won:
         return Won(backend, target)

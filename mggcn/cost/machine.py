@@ -99,6 +99,8 @@ class DeviceRates:
     what follows are kernels of their own."""
     fused_grad: Mapping[str, float] = field(default_factory=dict)
     """Likewise of gradients of rows, with the activation's. Of the same precisions."""
+    in_place: RateTable | None = None
+    """As `copy`, of passes that write where they read, for which nothing is fetched to be overwritten; None: as `copy`."""
     edge_s: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     """Seconds of a core for an edge, for each of its heads and each of its columns of float32, which kernels along edges
     (aggregate/edge_op.py) take beside reading its row; those without figures are as fast as rows are read."""
@@ -319,6 +321,7 @@ def _device(fields: Fields) -> DeviceRates:
         gemm_sums=_by_width(fields, "gemm_sums"),
         fused=_fused(fields, "fused"),
         fused_grad=_fused(fields, "fused_grad"),
+        in_place=_table(fields, "in_place") if fields.has("in_place") else None,
         edge_s=_edges(fields) if fields.has("edge_s") else {},
         least_s=fields.number("least_s", least=0.0) if fields.has("least_s") else 0.0,
     )

@@ -51,6 +51,8 @@ class Work:
     swept: int = 0
     """Bytes that a step passes over until it comes back to the memory of this result: a processor fetches what it writes,
     half of what is streamed, from among them. 0, and on a GPU: `span`."""
+    in_place: bool = False
+    """Whether what is streamed is written where it was read."""
     flop: int = 0
     precision: str = "fp32"
     fused: Literal["", "rows", "gradient"] = ""
@@ -115,6 +117,7 @@ class Staged:
 
 
 Item = Work | Send | Await | Sum | Staged
+Seconds = TypeVar("Seconds", float, npt.NDArray[np.float64])
 Count = TypeVar("Count", int, npt.NDArray[np.int64])
 
 
@@ -156,9 +159,10 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     moving = 0.0
     if work.rows:
         each = _row_s(work.row_bytes, work.reuse, device, sharing, work.long_rows)(work.footprint)
-        moving += work.rows * sharing * (each + device.row_s) / work.gain
-        moving += work.rows * sharing * device.along_edge_s(work.along)
-    if work.streamed:
+        moving += work.rows * sharing * _edge_s(each, work.along, device) / work.gain
+    if work.streamed and work.in_place and device.in_place:
+        moving += work.streamed * sharing / device.in_place.at((work.span or work.streamed) * sharing)
+    elif work.streamed:
         near = work.span or work.streamed
         rates = (device.copy.at(span * sharing) for span in (near, max(near, work.swept)))
         moving += sum(0.5 * work.streamed * sharing / rate for rate in rates)
@@ -188,10 +192,19 @@ def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -
         long_rows, *(_of_distinct(footprint, _row_s(row, reuse, device, sharing, long)) for long in (True, False))
     )
     rate = _of_distinct(streamed * sharing, device.copy.at)
-    gathering = nnz * sharing * (each + device.row_s) + nnz * sharing * device.along_edge_s(ranks[0].along)
+    gathering = nnz * sharing * _edge_s(each, ranks[0].along, device)
     moving = np.maximum(gathering + streamed * sharing / rate, device.least_s)
     np.fill_diagonal(moving, 0.0)
     return moving
+
+
+def _edge_s(row_s: Seconds, along: Arithmetic | None, device: DeviceRates) -> Seconds:
+    """Return the seconds of an edge, or of many, of which a row takes `row_s` to read, with what is computed along it."""
+    computing = device.along_edge_s(along)
+    if along is None or not computing:
+        return row_s + device.row_s
+    reading = along.read * row_s + device.row_s
+    return np.maximum(reading, computing) if along.beside else reading + computing
 
 
 def _row_s(

@@ -25,7 +25,7 @@ from mggcn.memory.device import DENSE, DEVICES, REAL
 from mggcn.model.kinds.aggregate import Aggregate
 from mggcn.model.kinds.combine import AddOwn
 from mggcn.model.kinds.dense import InputGrad, Linear, LinearGrad, SparseLinear, SparseWeightGrad, WeightGrad
-from mggcn.model.kinds.elementwise import ActivationGrad, EpilogueSpec, Rounded
+from mggcn.model.kinds.elementwise import ActivationGrad, BiasGrad, EpilogueSpec, Rounded
 from mggcn.model.kinds.ends import DroppedValues, Loss, Score, StoredRows
 from mggcn.model.kinds.hosted import Fetched, FromHost, OnHost, ToHost
 from mggcn.model.kinds.neighbours import HeadMeanGrad, Scores, ScoresGrad
@@ -126,7 +126,10 @@ def items_by_op(
         else:
             statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
             sent += len(statistics)
-            yield op.label, [*_work(sizes, op), *statistics]
+            work = _work(sizes, op)
+            if op.out in op.reads:
+                work = [dataclasses.replace(one, in_place=one.kind == "elementwise") for one in work]
+            yield op.label, [*work, *statistics]
     yield from items_after(plan, rank, program is rank.train, sent)
 
 
@@ -150,7 +153,7 @@ def items_after(plan: RunPlan, rank: RankPlan, training: bool, sent: int) -> Ite
         # Weights and states are read and written, gradients read.
         passes = 3 + 2 * OPTIMIZER_STATES[plan.config.train.optimizer]
         moved = passes * rank.gradient_bytes + (0 if learned is None else learned.bytes_moved)
-        yield "optimizer", [Work(kind="overhead", streamed=moved, calls=AFTER[plan.config.run.device])]
+        yield "optimizer", [Work(kind="overhead", streamed=moved, in_place=True, calls=AFTER[plan.config.run.device])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,8 +203,8 @@ class _Sizes:
         whole = op.arithmetic(cols)
         if whole is None:
             return None
-        heads, columns = (count * width * self.real / (4 * op.columns(cols).operand) for count in whole[1:])
-        return Arithmetic(whole.kernel, heads, columns)
+        share = width * self.real / (4 * op.columns(cols).operand)
+        return whole._replace(heads=share * whole.heads, columns=share * whole.columns)
 
     def blocks(self, block: int) -> int:
         return -(-self.rows // block)
@@ -239,9 +242,10 @@ class _Sizes:
         work = self.dense(inner, cols, streamed, calls)
         return dataclasses.replace(work, fused="gradient" if gradient else "rows")
 
-    def passing(self, row_bytes: int, calls: int = 1, block: int = 0) -> Work:
+    def passing(self, row_bytes: int, calls: int = 1, block: int = 0, *, in_place: bool = False) -> Work:
         """A pass that reads and writes `row_bytes` for each row; block: rows of the blocks that it finds in the cache."""
-        return Work(kind="elementwise", streamed=self.rows * row_bytes, span=block * row_bytes, calls=calls)
+        streamed, span = self.rows * row_bytes, block * row_bytes
+        return Work(kind="elementwise", streamed=streamed, span=span, in_place=in_place, calls=calls)
 
     def finished(self, finish: EpilogueSpec, cols: int, block: int, rounded: bool) -> list[Work]:
         """The epilogue and rounding of a product, block by block; nothing if they do nothing."""
@@ -420,15 +424,18 @@ def _work(s: _Sizes, op: Op) -> list[Work]:
             return [_anywhere(dataclasses.replace(s.passing(row), rows=s.rows, row_bytes=row), s.vertices)]
         case ActivationGrad():
             return [s.passing(2 * s.row(e) + s.result(e, op.operand), calls=2)]
+        case BiasGrad():
+            return [s.passing(2 * s.row(d), in_place=True)]  # rows are written over themselves and added up on the way
         case Scores():
             # A copy, and two products of heads.
             return [s.passing(3 * s.row(d) + s.result(e, op.operand), calls=3)]
         case ScoresGrad():
             # A copy, and for s and for t what is added to it, and products with the columns of all heads.
             products = s.dense(e, kind.spec.heads, s.row(e), shape="sums")
-            return [s.passing(6 * s.row(e), calls=3), products, products]
+            added = s.passing(4 * s.row(e), calls=2, in_place=True)
+            return [s.passing(2 * s.row(e)), added, products, products]
         case HeadMeanGrad():
-            return [s.passing(s.row(d) + 3 * s.row(e), calls=2)]
+            return [s.passing(s.row(d) + s.row(e)), s.passing(2 * s.row(e), in_place=True)]
     # All other kinds read their operands and write their result once.
     return [s.passing(sum(map(s.row, op.widths)) + s.result(e, op.operand))]
 

@@ -137,6 +137,7 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
         "cores": threads,
         "memory_bytes": free_bytes(),
         "copy": copy_rates(backends["fp32"], least_s),
+        "in_place": copy_rates(backends["fp32"], least_s, in_place=True),
         "gather": [[size, _digits(rate)] for size, rate in gather],
         "row_s": _digits(row_s),
         "call_s": _digits(call_seconds(backends["fp32"])),
@@ -159,18 +160,20 @@ def call_seconds(backend: KernelBackend) -> float:
     return statistics.median(found)
 
 
-def copy_rates(backend: KernelBackend, call_s: float) -> list[tuple[float, float]]:
-    """Return bytes per second, read plus written, of a pass between two matrices, by the bytes of both, without its call.
+def copy_rates(backend: KernelBackend, call_s: float, *, in_place: bool = False) -> list[tuple[float, float]]:
+    """Return bytes per second, read plus written, of a pass between two matrices, by the bytes of both, or over one of as
+    many that is read and written, without its call.
 
     A small pass waits for threads to wake as often as not: the least of many calls is that of the memory.
     """
     found = []
     for size, calls in PASSES:
-        z, out = (torch.zeros(size // 2 // 512, 128, dtype=backend.dtype) for _ in range(2))
-        seconds = math.inf
+        rows = size // 512 // (1 if in_place else 2)
+        z = torch.zeros(rows, 128, dtype=backend.dtype)
+        out, seconds = z if in_place else torch.zeros_like(z), math.inf
         for _ in range(calls):
             began = time.perf_counter()
-            backend.finish(z, out, Epilogue())
+            backend.finish(z, out, Epilogue(relu=in_place))  # one that does something
             seconds = min(seconds, time.perf_counter() - began)
         found.append((float(size), _digits(2 * z.nbytes / max(seconds - call_s, seconds / 2))))
     return found

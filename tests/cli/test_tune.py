@@ -47,7 +47,9 @@ def test_tune_writes_what_plans_read(
     machine = read_machine(path)
     assert (machine.origin, machine.device.kind, machine.device.cores) == ("measured", "cpu", 1)
     assert [size for size, _ in machine.device.gather.points] == [2**18, 2**22]
-    rates = [rate for table in (machine.device.gather, machine.device.copy) for _, rate in table.points]
+    in_place = machine.device.in_place
+    assert in_place is not None
+    rates = [rate for table in (machine.device.gather, machine.device.copy, in_place) for _, rate in table.points]
     assert all(1e7 < rate < 1e13 for rate in rates)
     assert set(machine.device.gemm) == {"fp32", "bf16", "fp64"}
     assert all(1e8 < rate < 1e15 for rate in machine.device.gemm.values())

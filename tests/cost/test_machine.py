@@ -108,6 +108,15 @@ def test_arithmetic_along_edges_may_be_known(tmp_path: Path) -> None:
     assert not read_machine(written(tmp_path, GOOD)).device.edge_s
 
 
+def test_passes_in_place_may_be_known(tmp_path: Path) -> None:
+    """Fails if the table is not read, or a file without one is refused."""
+    table = "call_s = 1e-5\nin_place = [[1e6, 8e10], [1e8, 2e10]]"
+    found = read_machine(written(tmp_path, GOOD.replace("call_s = 1e-5", table))).device.in_place
+    assert found is not None
+    assert found.points == ((1e6, 8e10), (1e8, 2e10))
+    assert read_machine(written(tmp_path, GOOD)).device.in_place is None
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

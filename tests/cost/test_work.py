@@ -96,6 +96,27 @@ def test_an_edge_takes_its_bytes_and_its_arithmetic() -> None:
     assert work_seconds(other, device, 1)[0] == pytest.approx(moving)
 
 
+@pytest.mark.parametrize("column_s", [0.01, 1000.0])
+def test_some_kernels_compute_while_rows_come(column_s: float) -> None:
+    """Fails if both times are added, or a row of which a part is read is read whole; nothing is known without figures."""
+    along = Arithmetic("maximum_grad", 0, 64, read=0.5, beside=True)
+    edges = Work(kind="sparse", rows=10, row_bytes=100, footprint=FAR, along=along)
+    moving = 10 * 100 / DEVICE.gather.at(FAR)
+    assert work_seconds(edges, DEVICE, 1)[0] == pytest.approx(moving)
+    device = dataclasses.replace(DEVICE, edge_s={"maximum_grad": (0.0, 0.0, column_s)})
+    assert work_seconds(edges, device, 1)[0] == pytest.approx(max(moving / 2, 10 * 64 * column_s / 2))
+
+
+def test_a_pass_in_place_has_its_own_rate() -> None:
+    """Fails if a pass over two matrices has it, or one in place pays for where others lie."""
+    device = dataclasses.replace(DEVICE, in_place=RateTable(((1000.0, 200.0), (2000.0, 20.0))))
+    assert work_seconds(Work(kind="elementwise", streamed=1000, in_place=True), device, 1)[0] == pytest.approx(5.0)
+    assert work_seconds(Work(kind="elementwise", streamed=1000), device, 1)[0] == pytest.approx(10.0)
+    assert work_seconds(Work(kind="elementwise", streamed=1000, in_place=True), DEVICE, 1)[0] == pytest.approx(10.0)
+    swept = Work(kind="elementwise", streamed=1000, in_place=True, swept=9000)
+    assert work_seconds(swept, device, 1)[0] == pytest.approx(5.0)
+
+
 def test_a_variant_gathers_faster_and_streams_alike() -> None:
     """Fails if what a kernel gains is not of its gathers alone."""
     plain = Work(kind="sparse", rows=10, row_bytes=100, footprint=FAR, streamed=400)

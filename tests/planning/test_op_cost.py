@@ -20,7 +20,7 @@ from mggcn.backend.cuda import presence, triton_kernels
 from mggcn.backend.norms import NormKernels
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
 from mggcn.cost.batches import CROWD, LOCK_S, MATRIX_CALLS, NONZERO_S
-from mggcn.cost.machine import find_machine
+from mggcn.cost.machine import RateTable, find_machine
 from mggcn.cost.work import Work, work_seconds
 from mggcn.errors import PlanError
 from mggcn.model.kinds import norms
@@ -169,6 +169,28 @@ def test_attention_costs_its_arithmetic(strategy: str, precision: str, item: int
     more = epoch_cost(plan, dataclasses.replace(machine, device=slow)).step_s - epoch_cost(plan, machine).step_s
     edges = sum(work.rows for work in works)
     assert more == pytest.approx(1e-3 * edges * 2 / machine.device.cores, rel=0.2)
+
+
+def test_passes_over_what_they_read_are_in_place() -> None:
+    """Fails if a pass that writes its operand's memory counts as one between two matrices, or a copy as one in place."""
+    config = Config(model=ModelConfig(kind="gat", hidden=(64, 64), heads=4))
+    plan = plan_shape(config, shape_of(1000, 9000, 16, 4))
+    rank = plan.ranks[0]
+    found = {
+        label: {one.in_place for one in items if isinstance(one, Work) and one.kind == "elementwise"}
+        for label, items in items_by_op(plan, rank, rank.train)
+    }
+    assert found["elementwise 3"] == {True}
+    assert found["elementwise 1"] == {False}
+    assert found["attention-message 1"] == {False}
+    assert found["scores 2"] == {False}
+    assert found["scores-grad 2"] == {False, True}
+    rates = find_machine("assumed-cpu").device
+    faster = dataclasses.replace(rates, in_place=RateTable(((1.0, 1e15),)))
+    before, after = (
+        epoch_cost(plan, dataclasses.replace(find_machine("assumed-cpu"), device=d)) for d in (rates, faster)
+    )
+    assert after.train.seconds < before.train.seconds
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
