@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import re
 import resource
 import signal
 import sys
@@ -15,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import final
 
 # cgroup v1 writes a number near 2^63 where there is no limit.
 _NO_LIMIT = 2**60
 PR_SET_PDEATHSIG = 1
-IN_MEMORY = ("/memfd:", "/dev/", "/SYSV", "/anon_hugepage")
+IN_MEMORY = (b"/memfd:", b"/dev/", b"/SYSV", b"/anon_hugepage")
 """How the names of mapped files begin that lie in memory, not on a disk."""
 
 
@@ -141,6 +143,11 @@ def process_bytes(name: str, root: Path = Path("/")) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+_MAP = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ *(?P<name>.*)$", re.MULTILINE)
+"""A line of /proc/self/smaps with addresses, rights, offset, device, inode, and the name if there is one."""
+_SIZE = re.compile(rb"^(Rss|Pss|Anonymous): +(\d+) kB$", re.MULTILINE)
+
+
 def mapped_bytes(root: Path = Path("/")) -> int:
     """Return the resident bytes that are not the process's own: pages of files, of libraries and arrays (.npy) alike, which
     the system takes back as it needs, and of memory that ranks share (comm/shared_memory.py) the part that others count.
@@ -149,21 +156,18 @@ def mapped_bytes(root: Path = Path("/")) -> int:
     cache, by 90 MiB of torch's between two environments.
     """
     try:
-        lines = (root / "proc/self/smaps").read_text().splitlines()
+        text = (root / "proc/self/smaps").read_bytes()
     except OSError:
         return 0
-    total, file, shared = 0, False, False
-    for line in lines:
-        first, *rest = line.split(maxsplit=5)
-        if not first.endswith(":"):  # addresses, rights, offset, device, inode, and the name if there is one
-            name = rest[4] if len(rest) > 4 else ""
-            shared = name.startswith("/memfd:mggcn-")
-            file = ".npy" in name or (name.startswith("/") and not name.startswith(IN_MEMORY))
-        elif (file or shared) and first == "Rss:":
-            total += int(rest[0]) * 1024
-        elif (file and first == "Anonymous:") or (shared and first == "Pss:"):
-            # Pages that were changed; each page divided by the maps that have it.
-            total -= int(rest[0]) * 1024
+    total, maps = 0, list(_MAP.finditer(text))
+    for one, following in zip_longest(maps, maps[1:]):
+        name = one["name"]
+        shared = name.startswith(b"/memfd:mggcn-")
+        if not shared and b".npy" not in name and (not name.startswith(b"/") or name.startswith(IN_MEMORY)):
+            continue
+        sizes = dict(_SIZE.findall(text, one.end(), following.start() if following else len(text)))
+        # Pages of files that were changed; of shared ones each page divided by the maps that have it.
+        total += 1024 * (int(sizes.get(b"Rss", 0)) - int(sizes.get(b"Pss" if shared else b"Anonymous", 0)))
     return total
 
 

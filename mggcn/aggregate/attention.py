@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 SLOPE = 0.2
 """Of LeakyReLU below 0, in both papers."""
+LANES = 8
+"""Edges of a row whose scores a processor computes at once (kBlock of cpu/attention.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class AttentionSpec:
     def arithmetic(self, of: str = "") -> Arithmetic:
         """Return what a kernel computes along an edge; of: "sources" or "destinations" of the gradient, "" forwards."""
         names = ("gatv2" if self.dynamic else "gat", *filter(None, (of,)))
-        return Arithmetic("_".join(names), self.heads, self.width)
+        return Arithmetic("_".join(names), self.heads, self.width, LANES)
 
     def of(self, heads: range) -> AttentionSpec:
         """Return the attention of some of the heads."""

@@ -54,12 +54,14 @@ EDGE_KERNELS: Final = (
 class Arithmetic(NamedTuple):
     """What a kernel computes along an edge: `kernel`, of EDGE_KERNELS, on so many heads and columns of float32.
 
-    read: the part of a row that most edges read. beside: whether it computes while the next rows come.
+    lanes: edges of a row for which an edge's part and its heads' are computed at once, however many there are. read: the
+    part of a row that most edges read. beside: whether it computes while the next rows come.
     """
 
     kernel: str
     heads: float
     columns: float
+    lanes: int = 1
     read: float = 1.0
     beside: bool = False
 

@@ -91,13 +91,13 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
     sampler = Sampler(graph.adj_t, slots.draws, self_loops=config.model.self_loops)
     slot, seeds, run, links = Slot(slots), seeds_of(config, graph, owner), config.run, draws_of_links(config, graph)
     most, sums, drawn = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 2), np.int64), 0
-    nonzeros = np.zeros(len(bound.nonzeros), np.int64)
+    nonzeros, looked = np.zeros(len(bound.nonzeros), np.int64), 0
     for number, together in enumerate(_steps(config, seeds, COMPARED if by_bounds else DRAWN)):
         own, left_out = seeds.of_rank(together, number % run.ranks), None
         if links is not None:
             own, left_out = links.of_seeds(config.train.seed, number, together, own)[0], links.left_out(together)
         batch = sampler.draw(slot, own, config.train.seed, number, left_out)
-        found = _sizes(batch)
+        found, looked = _sizes(batch), looked + sampler.looked_at(batch)
         if lengths is not None:
             nonzeros = np.maximum(nonzeros, lengths.of(batch.ids, batch.sizes))
         most, sums, drawn = _larger(most, found), sums + found, number + 1
@@ -105,9 +105,10 @@ def stack_for(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> St
             break
     least = _least(config, shape, slots.draws)
     mean = tuple((int(sources), int(edges)) for sources, edges in np.rint(sums[::-1] / max(drawn, 1)))
+    bound = dataclasses.replace(bound, mean=mean, looked=looked // max(drawn, 1))
     if by_bounds:
-        return dataclasses.replace(bound, mean=mean)
-    stack = dataclasses.replace(with_extents(bound, most, least), mean=mean)
+        return bound
+    stack = dataclasses.replace(with_extents(bound, most, least), mean=mean, looked=bound.looked)
     return stack if lengths is None else with_nonzeros(stack, nonzeros.tolist(), least, lengths)
 
 
@@ -161,7 +162,7 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
     slot, seeds, run = Slot(slots), seeds_of(config, graph, owner), config.run
     whole, most = [(0, 0)] * len(bound.blocks), np.zeros((len(bound.blocks), 7), np.int64)
     share, alone, together = Share(share_plan(config, shape, bound, len(bound.blocks)), 0), 0, 0
-    sums, steps = np.zeros_like(most), 0
+    sums, steps, looked = np.zeros_like(most), 0, 0
     for number, step in enumerate(_steps(config, seeds, COMPARED if by_bounds else DRAWN)):
         if number < COMPARED:
             shares = (seeds.of_rank(step, rank) for rank in range(run.ranks))
@@ -170,10 +171,10 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
         together += sum(drawn.sizes) if number < COMPARED else 0
         sizes = _sizes_on_ranks(drawn, seeds, share, owner[drawn.ids], step).max(2)
         whole, most = _larger(whole, _sizes(drawn)), np.maximum(most, sizes)
-        sums, steps = sums + sizes, number + 1
+        sums, steps, looked = sums + sizes, number + 1, looked + sampler.looked_at(drawn)
     overlap = alone / max(together, 1)
     mean = tuple(tuple(map(int, sizes)) for sizes in np.rint(sums[::-1] / max(steps, 1)))
-    bound = dataclasses.replace(bound, mean=mean)
+    bound = dataclasses.replace(bound, mean=mean, looked=looked // max(steps, 1))
     if by_bounds:
         return dataclasses.replace(bound, overlap=overlap)
     least = _least(config, shape, slots.draws)
@@ -182,7 +183,7 @@ def _shared(config: Config, graph: Graph, shape: GraphShape, owner: Any, bound: 
     loops = own_entries(config, shape)
     alone_on_ranks = shared_hops(least, slots.draws, run.ranks, owned, loops).capacities if least else ()
     stack = with_shared_extents(bound, extents, most.tolist(), alone_on_ranks[::-1], overlap)
-    return dataclasses.replace(stack, mean=mean)
+    return dataclasses.replace(stack, mean=mean, looked=bound.looked)
 
 
 def _sizes_on_ranks(

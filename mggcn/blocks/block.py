@@ -81,6 +81,8 @@ class Stack:
 
     mean: source rows and edges of each block as drawn batches have them on average, of one rank, where ranks share a batch
     of the busiest one, and all other fields of its capacity; () if none were drawn.
+    looked: entries of the targets' rows over which drawing a batch passes on average, beside those that it draws; 0 for
+    draws that pass over none, or if none were drawn.
     nonzeros: the most nonzeros of sparse features that the rows of each row set have, in the order of `rows`; () where rows
     are gathered dense.
     Where ranks share a batch: together, the capacities of the rows of all ranks; exchanged: the blocks of which a rank has
@@ -91,6 +93,7 @@ class Stack:
     blocks: tuple[Block, ...]
     capacities: tuple[Capacity, ...]
     mean: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
+    looked: int = field(default=0, kw_only=True)
     nonzeros: tuple[int, ...] = field(default=(), kw_only=True)
     together: tuple[Capacity, ...] = field(default=(), kw_only=True)
     exchanged: tuple[Block, ...] = field(default=(), kw_only=True)

@@ -68,6 +68,11 @@ class Draws:
         """Whether drawn edges have values: counts, the inverse of the chance to be drawn, or weights of whole rows."""
         return self.replace or self.by != "uniform"
 
+    @property
+    def looks_at_rows(self) -> bool:
+        """Whether drawing passes over the whole rows of the targets."""
+        return self.by != "uniform" or any(isinstance(fanout, tuple) for fanout in self.fanouts)
+
     def of_types(self, hop: int) -> tuple[int, ...]:
         """Return the fan-outs of a hop by type of edge; one alone if types do not matter."""
         fanout = self.fanouts[hop]

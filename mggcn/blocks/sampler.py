@@ -176,6 +176,13 @@ class Sampler:
             sizes.append(args.sources)
         return Drawn(slot.arrays["ids"][: sizes[-1]], tuple(sizes), tuple(hops))
 
+    def looked_at(self, drawn: Drawn) -> int:
+        """Return over how many entries of the targets' rows drawing a batch passed, beside those that it drew."""
+        if not self.draws.looks_at_rows:
+            return 0
+        targets = (drawn.ids[:size] for size in drawn.sizes[:-1])
+        return sum(int((self._indptr[ids + 1] - self._indptr[ids]).sum()) for ids in targets)
+
     def draw_rows(
         self,
         slot: Slot,

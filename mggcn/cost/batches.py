@@ -15,6 +15,10 @@ from typing import Final
 EDGE_S: Final = 4e-8
 """Seconds of a thread for an edge that it draws, numbers, transposes and counts: beside an H200 773,000 in 28 ms, on a
 Xeon of two cores 869,000 in 19 to 24 (docs/notes/0034-sampler.md), and 4e-9 each, an estimate, for what they count."""
+LOOKED_S: Final = 7e-9
+"""Seconds of a thread for an entry of a target's row that it passes over to draw from it, as LABOR does: batches of
+cnr_2000 took 6.4 ms for 956,000 of which they drew 26,000, of 0.1 M vertices 36 ms for 2.2 million and 407,000, which is 6
+and 9 ns beside EDGE_S (2 cores, AMD EPYC of family 25)."""
 ROW_S: Final = 3.5e-8
 """Seconds until a row that is read at random is there, beside its bytes, and for its scale: several rows are under way at a
 time; beside an H200 303,000 rows of 400 bytes took 24 ms, their scales 2."""
@@ -62,7 +66,8 @@ class Sample:
     """A thread draws the `entries` edges of a batch, and gathers the features of its `rows` rows, of `row_bytes` each.
 
     pairs: drawn for the training links of the batch, if it has some. cut: edges, of all ranks, of which it takes its part.
-    nonzeros: of sparse features, which it writes and transposes; rows then have no bytes beside them.
+    nonzeros: of sparse features, which it writes and transposes; rows then have no bytes beside them. looked: entries of
+    rows that it passes over to draw.
     """
 
     rows: int
@@ -71,6 +76,7 @@ class Sample:
     pairs: int = 0
     cut: int = 0
     nonzeros: int = field(default=0, kw_only=True)
+    looked: int = field(default=0, kw_only=True)
 
     @property
     def seconds(self) -> float:
@@ -80,8 +86,8 @@ class Sample:
     def seconds_on(self, threads: int) -> float:
         """Return the seconds of a thread that draws, of which so many gather, each with a core of its own."""
         gathered_s = self.rows * (ROW_S + self.row_bytes / GATHER_RATE)
-        drawn_s = self.entries * EDGE_S + self.cut * CUT_S + gathered_s / threads + self.pairs * PAIR_S
-        return drawn_s + self.nonzeros * NONZERO_S
+        drawn_s = self.entries * EDGE_S + self.looked * LOOKED_S + self.cut * CUT_S + self.pairs * PAIR_S
+        return drawn_s + gathered_s / threads + self.nonzeros * NONZERO_S
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

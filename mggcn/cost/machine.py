@@ -109,12 +109,14 @@ class DeviceRates:
     upload: float = 0.0
     """Bytes per second from the host's memory to a device of its own; 0: its memory is the host's."""
 
-    def along_edge_s(self, what: Arithmetic | None) -> float:
-        """Return the seconds for which all cores compute along an edge, 0 where nothing was measured."""
+    def along_edge_s(self, what: Arithmetic | None) -> tuple[float, float]:
+        """Return the seconds for which all cores compute along an edge, for what is computed for edges at once and for its
+        columns; 0 where nothing was measured.
+        """
         if what is None or what.kernel not in self.edge_s:
-            return 0.0
+            return 0.0, 0.0
         edge, head, column = self.edge_s[what.kernel]
-        return (edge + head * what.heads + column * what.columns) / self.cores
+        return (edge + head * what.heads) / self.cores, column * what.columns / self.cores
 
     @property
     def unfused(self) -> DeviceRates:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +117,8 @@ class Staged:
 
 
 Item = Work | Send | Await | Sum | Staged
-Seconds = TypeVar("Seconds", float, npt.NDArray[np.float64])
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
 Count = TypeVar("Count", int, npt.NDArray[np.int64])
 
 
@@ -159,7 +160,7 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
     moving = 0.0
     if work.rows:
         each = _row_s(work.row_bytes, work.reuse, device, sharing, work.long_rows)(work.footprint)
-        moving += work.rows * sharing * _edge_s(each, work.along, device) / work.gain
+        moving += float(sharing * _edges_s(each, work.along, device, work.rows, work.results) / work.gain)
     if work.streamed and work.in_place and device.in_place:
         moving += work.streamed * sharing / device.in_place.at((work.span or work.streamed) * sharing)
     elif work.streamed:
@@ -192,19 +193,27 @@ def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -
         long_rows, *(_of_distinct(footprint, _row_s(row, reuse, device, sharing, long)) for long in (True, False))
     )
     rate = _of_distinct(streamed * sharing, device.copy.at)
-    gathering = nnz * sharing * _edge_s(each, ranks[0].along, device)
+    gathering = sharing * _edges_s(each, ranks[0].along, device, nnz, counts)
     moving = np.maximum(gathering + streamed * sharing / rate, device.least_s)
     np.fill_diagonal(moving, 0.0)
     return moving
 
 
-def _edge_s(row_s: Seconds, along: Arithmetic | None, device: DeviceRates) -> Seconds:
-    """Return the seconds of an edge, or of many, of which a row takes `row_s` to read, with what is computed along it."""
-    computing = device.along_edge_s(along)
-    if along is None or not computing:
-        return row_s + device.row_s
-    reading = along.read * row_s + device.row_s
-    return np.maximum(reading, computing) if along.beside else reading + computing
+def _edges_s(
+    row_s: float | Floats, along: Arithmetic | None, device: DeviceRates, edges: int | Ints, results: int | Ints
+) -> Floats:
+    """Return the seconds of edges of which a row takes `row_s` to read, with what is computed along them for so many rows.
+
+    Of a row's edges the last ones take as long as `lanes`: of a row of many, half as many more on average.
+    """
+    at_once, columns = device.along_edge_s(along)
+    if along is None or not at_once + columns:
+        return np.asarray(edges * (row_s + device.row_s))
+    groups = np.maximum(results, edges / along.lanes + results * 0.5 * (1 - 1 / along.lanes))
+    groups = np.minimum(groups, edges)
+    computing = groups * along.lanes * at_once + edges * columns
+    reading = edges * (along.read * row_s + device.row_s)
+    return np.asarray(np.maximum(reading, computing) if along.beside else reading + computing)
 
 
 def _row_s(

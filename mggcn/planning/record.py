@@ -76,6 +76,8 @@ def _stack_dict(stack: Stack) -> dict[str, Any]:
     sizes: dict[str, Any] = {"batches": [dataclasses.astuple(size) for size in stack.capacities]}
     if stack.mean:
         sizes["mean_batches"] = stack.mean
+    if stack.looked:
+        sizes["looked"] = stack.looked
     if stack.nonzeros:
         sizes["nonzeros_of_batches"] = stack.nonzeros
     if stack.together:
@@ -138,7 +140,13 @@ def plan_from_dict(config: Config, content: Mapping[str, Any], strategy: Strateg
         exchanged = tuple(block for block in stack.blocks if block.name in content.get("exchanged", ()))
         mean = tuple(tuple(pair) for pair in content.get("mean_batches", ()))
         nonzeros = tuple(content.get("nonzeros_of_batches", ()))
-        found: dict[str, Any] = {"mean": mean, "nonzeros": nonzeros, "together": together, "exchanged": exchanged}
+        found: dict[str, Any] = {
+            "mean": mean,
+            "looked": content.get("looked", 0),
+            "nonzeros": nonzeros,
+            "together": together,
+            "exchanged": exchanged,
+        }
         stack = Stack(stack.blocks, sizes, **found, overlap=content.get("overlap", 0.0))
     # What auto chose; a run that is planned anew chooses again.
     chosen = config.evaluating(content.get("evaluate", config.train.evaluate))

@@ -106,6 +106,18 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.covering(1)
+@pytest.mark.parametrize("mode", ["uniform", "replace", "all", "labor", "weight", "types"])
+def test_a_draw_says_over_how_many_entries_it_passed(mode: str) -> None:
+    """Fails if a row is left out, or counted in a hop that does not have it, or a draw that passes over none has some."""
+    adj_t, draws = graph("dense-row"), MODES[mode]
+    sampler = Sampler(adj_t, draws)
+    drawn = sampler.draw(Slot(plan_for(adj_t, draws, 5)), np.array([45, 3, 30, 61, 88]), SEED, 2)
+    degrees = np.diff(adj_t.indptr.array())
+    rows = [int(degrees[drawn.ids[:size]].sum()) for size in drawn.sizes[:-1]]
+    assert sampler.looked_at(drawn) == (0 if mode in ("uniform", "replace", "all") else sum(rows))
+    assert rows[0] >= degrees[45] > 60
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["empty", "star", "path", "loops", "dense-row", "parallel"])
 def test_every_mode_equals_its_twin(isa: str, kind: str, mode: str) -> None:

@@ -80,6 +80,12 @@ def test_a_batch_of_the_samplers_note_takes_what_was_measured() -> None:
     assert 0.8 < Sample(302_723, 773_353, 416).seconds / (0.028 + 0.003 + 0.024 + 0.0023) < 1.2
 
 
+@pytest.mark.parametrize(("entries", "looked", "took"), [(25_860, 955_560, 0.00635), (406_924, 2_245_370, 0.03628)])
+def test_a_draw_that_passes_over_rows_takes_what_was_measured(entries: int, looked: int, took: float) -> None:
+    """Fails if LABOR's passes over whole rows are not priced, as were most of the seconds of a graph with hubs."""
+    assert 0.75 < Sample(0, entries, 0, looked=looked).seconds / took < 1.25
+
+
 def test_a_batch_of_links_takes_longer_by_its_pairs() -> None:
     """Fails if drawing and sorting pairs, or scoring them, is not priced, or far from what it took."""
     assert 0.06 < Sample(0, 0, 0, 1_000_000).seconds < 0.16

@@ -96,6 +96,25 @@ def test_an_edge_takes_its_bytes_and_its_arithmetic() -> None:
     assert work_seconds(other, device, 1)[0] == pytest.approx(moving)
 
 
+def test_the_last_edges_of_rows_take_as_long_as_eight() -> None:
+    """Fails if rows of few edges cost no more for each edge, columns count for places without an edge, or an edge for more
+    than a group of its own.
+    """
+    device = dataclasses.replace(DEVICE, edge_s={"gat": (16.0, 0.0, 2.0)})
+    bare = Work(kind="sparse", rows=80, row_bytes=100, footprint=FAR)
+
+    def computing(results: int) -> float:
+        edges = dataclasses.replace(bare, results=results, along=Arithmetic("gat", 1, 1, 8))
+        return (
+            work_seconds(edges, device, 1)[0] - work_seconds(dataclasses.replace(bare, results=results), device, 1)[0]
+        )
+
+    assert computing(0) == pytest.approx(80 * (16 + 2) / 2)
+    assert computing(4) == pytest.approx((8 * (10 + 4 * 7 / 16) * 16 + 80 * 2) / 2)
+    assert computing(40) == pytest.approx((8 * 40 * 16 + 80 * 2) / 2)
+    assert computing(400) == pytest.approx((8 * 80 * 16 + 80 * 2) / 2)
+
+
 @pytest.mark.parametrize("column_s", [0.01, 1000.0])
 def test_some_kernels_compute_while_rows_come(column_s: float) -> None:
     """Fails if both times are added, or a row of which a part is read is read whole; nothing is known without figures."""

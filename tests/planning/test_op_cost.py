@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from mggcn.planning.batches import gather_threads
 from mggcn.planning.cost_text import summed_widths
 from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, first_sums_s
 from mggcn.planning.op_work import items_by_op, program_items
+from mggcn.planning.record import plan_from_dict, to_dict
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.shapes import shape_of
 from tests.train.test_exact import config_of
@@ -167,7 +169,8 @@ def test_attention_costs_its_arithmetic(strategy: str, precision: str, item: int
     machine = find_machine("assumed-cpu")
     slow = dataclasses.replace(machine.device, edge_s=dict.fromkeys(EDGE_KERNELS, (1e-3, 0.0, 0.0)))
     more = epoch_cost(plan, dataclasses.replace(machine, device=slow)).step_s - epoch_cost(plan, machine).step_s
-    edges = sum(work.rows for work in works)
+    edges = 8 * sum(min(work.rows, max(work.results, work.rows / 8 + work.results * 7 / 16)) for work in works)
+    assert edges > sum(work.rows for work in works)  # the last ones of a row take as long as eight
     assert more == pytest.approx(1e-3 * edges * 2 / machine.device.cores, rel=0.2)
 
 
@@ -386,6 +389,20 @@ def test_steps_of_a_cpu_are_priced_as_batches_are_drawn(batches: Any) -> None:
     assert priced.batch.sample_s < largest.batch.sample_s
     # The memory is that of the bounds.
     assert plan.process_bytes == bounds.process_bytes
+    # LABOR passes over the rows of its targets.
+    labor = dataclasses.replace(config, sample=dataclasses.replace(config.sample, draw="labor"))
+    passing, _ = plan_graph(labor, graph, machine)
+    assert passing.stack is not None
+    assert passing.stack.looked > 16 * 5
+    looking, blind = (
+        batch_cost(dataclasses.replace(passing, stack=dataclasses.replace(passing.stack, looked=looked)), machine)
+        for looked in (passing.stack.looked, 0)
+    )
+    assert looking is not None
+    assert blind is not None
+    assert looking.sample_s > blind.sample_s
+    read = plan_from_dict(labor, json.loads(json.dumps(to_dict(passing))), passing.strategy)
+    assert read.stack == passing.stack
 
 
 def test_rows_read_where_they_are_stored_come_from_all_vertices() -> None:
