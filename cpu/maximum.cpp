@@ -152,10 +152,13 @@ struct GradientRow {
     const typename Ids<L>::type mine = Ids<L>::spread((Id<T>)a.ids[row]);
 #pragma GCC unroll 8
     for (int i = 0; i < K; ++i) sum[i] = a.fresh ? typename L::type{} : L::load(out + i * L::width);
+    // Lines of winners that begin in this tile, or in which the first one does.
+    constexpr int64_t line = 64 / (int64_t)sizeof(T);
+    const int64_t fetched = (a.cols + column + (column ? line - 1 : 0)) / line * line;
     const int64_t begin = a.indptr[row], end = a.indptr[row + 1], behind = begin < end ? a.indptr[a.num_rows] - 1 : 0;
     for (int64_t k = begin; k < end; ++k) {
-      const T* next = a.rows + a.indices[std::min(k + kBlock, behind)] * a.ld + a.cols + column;
-      for (int64_t c = 0; c < K * L::width; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(next + c);
+      const T* next = a.rows + a.indices[std::min(k + kBlock, behind)] * a.ld;
+      for (int64_t c = fetched; c < a.cols + column + K * L::width; c += line) __builtin_prefetch(next + c);
       if (k > begin && a.indices[k] == a.indices[k - 1]) continue;
       const T* x = a.rows + a.indices[k] * a.ld + column;
       decltype(Ids<L>::load(x) == mine) won[K], any = {};

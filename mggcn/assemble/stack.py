@@ -224,21 +224,26 @@ def drawn_sizes(config: Config, graph: Graph, shape: GraphShape, owner: Any) -> 
     share = Share(share_plan(config, shape, bound, depth), 0)
     own, shared, whole = (np.zeros((depth, count), np.int64) for count in (2, 7, 2))
     rows, distinct, sent = 0, 0, np.zeros((depth, 2), np.int64)
+    passed = {"independent": 0, "cooperative": 0}
     for number, step in enumerate(_steps(config, seeds, DRAWN)):
-        most = [(0, 0)] * depth
+        most, passes = [(0, 0)] * depth, list[int]()
         for rank in range(ranks):
             drawn = sampler.draw(slot, seeds.of_rank(step, rank), config.train.seed, number)
             most, rows = _larger(most, _sizes(drawn)), rows + sum(drawn.sizes)
+            passes.append(sampler.looked_at(drawn))
+        passed["independent"] += max(passes)
         drawn = sampler.draw(slot, step, config.train.seed, number)
         found = _sizes_on_ranks(drawn, seeds, share, owner[drawn.ids], step)
         own, shared, whole = own + most, shared + found.max(2), whole + _sizes(drawn)
         distinct, sent = distinct + sum(drawn.sizes), sent + found[:, (3, 5)].sum(2)
+        passed["cooperative"] += sampler.looked_at(drawn)
     own, shared, whole = (-(-sums // DRAWN) for sums in (own, shared, whole))
     together = mean_stack_of(bound.together[-1].targets, whole.tolist()).capacities
     apart, joint = (mean_stack_of(bound.capacities[-1].targets, sums.tolist()) for sums in (own, shared))
     if _row_lengths(with_batches(config, "independent"), graph) is not None:
         apart = expected_nonzeros(shape, apart)
-    joint = dataclasses.replace(joint, together=together, exchanged=joint.blocks)
+    apart = dataclasses.replace(apart, looked=passed["independent"] // DRAWN)
+    joint = dataclasses.replace(joint, together=together, exchanged=joint.blocks, looked=passed["cooperative"] // DRAWN)
     exchanged = {
         block: (int(forth), int(back)) for block, (forth, back) in zip(reversed(joint.blocks), sent, strict=True)
     }

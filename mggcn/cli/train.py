@@ -141,7 +141,9 @@ def _resume(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _unused(before: Config, config: Config) -> str:
     """Say which settings of [run] are of no use to a run that has nothing left to train; "" for none."""
-    names = [one.name for one in dataclasses.fields(RunConfig)]
+    # Another number of ranks chooses a transport of its own.
+    other = {"transport"} if before.run.ranks != config.run.ranks else set()
+    names = [one.name for one in dataclasses.fields(RunConfig) if one.name not in other]
     changed = [setting("run", name) for name in names if getattr(before.run, name) != getattr(config.run, name)]
     return f", and another {', '.join(changed)} would change nothing" if changed else ""
 

@@ -180,16 +180,21 @@ def _listed(values: Mapping[str, str]) -> str:
 
 
 def require_one_process(command: str) -> None:
-    """Refuse a command that starts the ranks it needs, where torchrun has started several processes of it.
+    """Refuse a command that starts the ranks it needs, where torchrun or another launcher has started several of it.
 
     Raises: ConfigError.
     """
+    alone = f"{command} runs in one process, which starts the ranks that it needs, and"
+    for name in COUNTS:
+        size = os.environ.get(name, "")
+        if size.isdecimal() and int(size) > 1 and "WORLD_SIZE" not in os.environ:
+            raise ConfigError(
+                f"{alone} a launcher started {size} processes ({name}={size}); start one, on one machine, or unset {name} "
+                "if that is meant"
+            )
     found = torchrun_env()
     if found is not None and found[1] > 1:
-        raise ConfigError(
-            f"{command} runs in one process, which starts the ranks that it needs, and torchrun started {found[1]} "
-            "processes; start it without torchrun, on one machine"
-        )
+        raise ConfigError(f"{alone} torchrun started {found[1]} processes; start it without torchrun, on one machine")
 
 
 def connect_torchrun(timeout_s: float, transport: str = "gloo") -> Communicator:

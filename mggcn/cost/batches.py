@@ -18,7 +18,8 @@ Xeon of two cores 869,000 in 19 to 24 (docs/notes/0034-sampler.md), and 4e-9 eac
 LOOKED_S: Final = 7e-9
 """Seconds of a thread for an entry of a target's row that it passes over to draw from it, as LABOR does: batches of
 cnr_2000 took 6.4 ms for 956,000 of which they drew 26,000, of 0.1 M vertices 36 ms for 2.2 million and 407,000, which is 6
-and 9 ns beside EDGE_S (2 cores, AMD EPYC of family 25)."""
+and 9 ns beside EDGE_S (2 cores, AMD EPYC of family 25). Draws by weight and by type, which pass over rows too, were not
+measured."""
 ROW_S: Final = 3.5e-8
 """Seconds until a row that is read at random is there, beside its bytes, and for its scale: several rows are under way at a
 time; beside an H200 303,000 rows of 400 bytes took 24 ms, their scales 2."""

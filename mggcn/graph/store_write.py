@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mggcn.errors import StoreError
+from mggcn.errors import StoreError, printable
 from mggcn.files import write_bytes
 from mggcn.graph.check import check_graph
 from mggcn.graph.csr import CSR, Graph, Rows, rows_with_loops
@@ -51,12 +51,17 @@ def write_store(graph: Graph, path: str | Path, overwrite: bool = False) -> None
 
 
 def refuse_source(path: str | Path, source: Path) -> None:
-    """Refuse a path for a store that is, by whatever name, the store it is made from: not even force replaces that.
+    """Refuse a path for a store that is, by whatever name, the store it is made from, or lies in it: not even force
+    replaces that.
 
     Raises: StoreError.
     """
     if os.path.exists(path) and os.path.samefile(path, source):
-        raise StoreError(f"{path} is the store {source} itself, which would be lost; choose another name")
+        raise StoreError(
+            f"{printable(path)} is the store {printable(source)} itself, which would be lost; choose another name"
+        )
+    if source.resolve() in Path(path).resolve().parents:
+        raise StoreError(f"{printable(path)} lies in the store {printable(source)}; choose a name beside it")
 
 
 def refuse_existing(path: str | Path, overwrite: bool) -> None:

@@ -18,7 +18,7 @@ from mggcn.blocks.relation_order import RelationPlan
 from mggcn.blocks.shared import SharePlan
 from mggcn.blocks.slot import SlotPlan
 from mggcn.blocks.sparse_rows import SparseRowsPlan
-from mggcn.config import Config, SampleConfig
+from mggcn.config import Config, RunConfig, SampleConfig
 from mggcn.config.values import ELSE, numbers_by_relation
 from mggcn.errors import ConfigError
 from mggcn.memory.arena import ITEM_BYTES, BufferSpec
@@ -69,14 +69,24 @@ def check_batches(config: Config) -> None:
             "run.batches is cooperative, and without sample.batch the whole graph is one step; set sample.batch, such as "
             "1024"
         )
-    if named := [
-        f"sample.{one.name}" for one in dataclasses.fields(sample) if getattr(sample, one.name) != one.default
-    ]:
+    # What threads draw ahead changes no result, and every run on batches records how many it was.
+    read = [one for one in dataclasses.fields(sample) if one.name != "ahead"]
+    if named := [f"sample.{one.name}" for one in read if getattr(sample, one.name) != one.default]:
         several = len(named) > 1
         raise ConfigError(
             f"{', '.join(named)} belong{'s' * (not several)} to batches, and without sample.batch the whole graph is one "
             f"step; set sample.batch, such as 1024, or leave {'them' if several else 'it'} out"
         )
+
+
+def without_unread(config: Config) -> Config:
+    """Return a configuration without settings that only batches read, where there are none: runs that began before
+    `check_batches` refused these may have some.
+    """
+    if config.sample.batch:
+        return config
+    run = dataclasses.replace(config.run, batches=RunConfig().batches)
+    return dataclasses.replace(config, sample=SampleConfig(), run=run)
 
 
 def batch_lines(

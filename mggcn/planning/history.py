@@ -86,9 +86,10 @@ def unread_cache(config: Config, shape: GraphShape, steps: int) -> str:
         return ""
     if sample.history_delay < steps:
         return ""
+    missing = "all LEFT OUT" if sample.history_missing == "rest" else "all ZERO"
     return (
-        f"rows of other ranks' vertices are all LEFT OUT, and none are sent: under sample.history_ends paper the first "
-        f"{sample.history_delay} of an epoch's steps read no cache, and an epoch has {steps}; set "
+        f"rows of other ranks' vertices are {missing}, and none are sent: under sample.history_ends paper of an epoch's "
+        f"steps the first {sample.history_delay} read no cache, and an epoch has {steps}; set "
         "sample.history_ends=keep, or a smaller sample.history_delay or sample.batch"
     )
 

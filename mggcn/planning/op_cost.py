@@ -114,7 +114,8 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     matrices = 2 * (len(drawn.blocks) + len(values.sparse_sets))  # with their transposes
     # What a relay fetches is known from batches that are drawn once more; edges that owners have drawn are read once more.
     entries = edges * (1 + (relay is not None))
-    looked = stack.looked * (1 + (relay is not None))
+    # Owners pass over a row once, and what they have drawn is read.
+    looked = stack.looked * (1 + (relay is not None and not config.draws_at_owners))
     sample = Sample(rows + rows_given(plan), entries, row_bytes, _pairs(plan), cut, nonzeros=nonzeros, looked=looked)
     return BatchCost(
         sample_s=sample.seconds_on(gather_threads(config)),

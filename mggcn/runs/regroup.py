@@ -17,6 +17,7 @@ from mggcn.errors import ConfigError
 from mggcn.graph.csr import Graph
 from mggcn.memory.units import free_bytes
 from mggcn.planning.advice import require_fit
+from mggcn.planning.batches import without_unread
 from mggcn.planning.record import to_dict
 from mggcn.runs.folder import read_run, recorded_plan, require_graph, write_plan
 from mggcn.runs.local import free_per_rank
@@ -77,7 +78,7 @@ def regrouped(folder: Path, config: Config, graph: Graph, store: Path | None) ->
             _plan_again(folder, config, graph, before, plan_before, lacks=lacks)
         return config
     require_graph(folder, graph)
-    config = resolve(config, graph)
+    config = resolve(without_unread(config), graph)
     check_available(config)
     limit = memory_limit(config)
     plan, partition = plan_graph(config, graph, limit=limit, space=space_of(config, folder))

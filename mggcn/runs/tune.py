@@ -57,7 +57,7 @@ class TuneSettings:
 
 
 PASSES: Final = ((2**20, 64), (2**22, 64), (2**24, 16), (2**25, 8), (2**27, 4))
-"""Bytes of two matrices, and how often one is copied to the other."""
+"""Bytes that are read and written, and how often."""
 CALLS: Final = 41
 SWEPT: Final = 2**24
 """Calls that are timed, and bytes that are passed over before each."""
@@ -161,15 +161,14 @@ def call_seconds(backend: KernelBackend) -> float:
 
 
 def copy_rates(backend: KernelBackend, call_s: float, *, in_place: bool = False) -> list[tuple[float, float]]:
-    """Return bytes per second, read plus written, of a pass between two matrices, by the bytes of both, or over one of as
-    many that is read and written, without its call.
+    """Return bytes per second, read plus written, of a pass between two matrices, or over one, by these bytes, without its
+    call.
 
     A small pass waits for threads to wake as often as not: the least of many calls is that of the memory.
     """
     found = []
     for size, calls in PASSES:
-        rows = size // 512 // (1 if in_place else 2)
-        z = torch.zeros(rows, 128, dtype=backend.dtype)
+        z = torch.zeros(size // 2 // 512, 128, dtype=backend.dtype)
         out, seconds = z if in_place else torch.zeros_like(z), math.inf
         for _ in range(calls):
             began = time.perf_counter()

@@ -454,7 +454,7 @@ def test_a_cache_that_no_step_reads_is_said(more: int, ends: str) -> None:
         assert ("LEFT OUT" in text) == (found == 0) == (ends == "paper" and more >= 0)
         assert "APPROXIMATE" in text
     why = (
-        f"the first {steps + more} of an epoch's steps read no cache, and an epoch has {steps}; set sample.history_ends"
+        f"of an epoch's steps the first {steps + more} read no cache, and an epoch has {steps}; set sample.history_ends"
     )
     assert (why in opening) == (found == 0)
     unknown = dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, num_training=None))

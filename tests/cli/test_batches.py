@@ -165,7 +165,6 @@ UNREAD: dict[str, tuple[list[str], str]] = {
             "first": "full",
             "drop_last": "true",
             "plan": "run",
-            "ahead": "0",
         }.items()
     },
     "deal": (["--set", "sample.deal=ranges"], "nothing is dealt out; set sample.batch"),
@@ -175,8 +174,8 @@ UNREAD: dict[str, tuple[list[str], str]] = {
     "one rank": (["--set", "run.batches=cooperative"], "run.batches is cooperative, and without sample.batch"),
     "rows that are learned": (["--set", "train.row_optimizer=adagrad"], "moves learned rows that a batch reads"),
     "several": (
-        ["--set", "sample.draw=replace", "--set", "sample.ahead=4", "--batch", "all", "--fanout", "all"],
-        "sample.draw, sample.ahead belong to batches, .* one step; set sample.batch, such as 1024, or leave them out",
+        ["--set", "sample.draw=replace", "--set", "sample.weights=mean", "--batch", "all", "--fanout", "all"],
+        "sample.draw, sample.weights belong to batches, .* one step; set sample.batch, such as 1024, or leave them out",
     ),
 }
 
@@ -195,6 +194,15 @@ def test_settings_of_batches_need_batches(name: str, tmp_path: Path, capsys: pyt
         f"--set=sample.{one.name}={one.default}" for one in dataclasses.fields(SampleConfig) if one.default != ()
     ]
     assert run_main("plan", where, "--set", "model.hidden=8", *defaults, "--set", "run.batches=auto") == 0
+
+
+def test_a_run_on_batches_lends_its_configuration_to_one_over_the_whole_graph(tmp_path: Path) -> None:
+    """Fails if what a run records, and no user has set, is refused where there are no batches."""
+    where = store(tmp_path, graph_of(pattern("random", N, 1)))
+    for number, words in enumerate((["--set", "model.hidden=8"], ["--config", tmp_path / "0/config.toml"])):
+        batches = ["--batch", "16", "--fanout", "3,2"] if number == 0 else ["--batch", "all", "--fanout", "all"]
+        given = [*words, *batches, "--epochs", 1, "--out", tmp_path / str(number)]
+        assert run_main("train", where, *given) == 0
 
 
 BAD: dict[str, tuple[list[str], str]] = {

@@ -280,6 +280,8 @@ def test_a_store_is_not_relabelled_over_itself(
         command = ["partition", source, "--kind", "stream", "--parts", 2, "--relabel", out, *force]
         why = f"{out} is the store {source} itself, which would be lost; choose another name"
         assert why in refused(capsys, *command)
+        command[command.index(out)] = f"{out}/inner"
+        assert f"{out}/inner lies in the store {source}" in refused(capsys, *command)
     assert {path: path.read_bytes() for path in given.rglob("*") if path.is_file()} == before
 
 

@@ -114,6 +114,7 @@ def test_a_complete_run_says_what_it_does_not_take(run: Path, capsys: pytest.Cap
             ["--set", "run.timeout_s=77", "--memory-limit", "5GiB"],
             ", and another run.memory_limit, run.timeout_s would change nothing",
         ),
+        (["--ranks", "2"], ", and another run.ranks would change nothing"),
     ):
         assert main(["train", "--resume", str(run), *words]) == 0
         said = f"the run in {run} is complete{named}; --epochs with a larger number extends it\n"

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mggcn.aggregate.edge_op import EDGE_KERNELS
+from mggcn.backend.base import Epilogue
 from mggcn.backend.cpu import measure
 from mggcn.backend.cpu.spmm import CpuSpmm
 from mggcn.backend.spmm_choice import SpmmChoice
@@ -19,7 +21,7 @@ from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.store import write_store
 from mggcn.memory.pages import DiskRates
 from mggcn.runs import tune, tune_products
-from mggcn.runs.tune import TuneSettings, write_machine
+from mggcn.runs.tune import TuneSettings, copy_rates, write_machine
 from mggcn.train import disk_rates
 from tests.cli.runs import refused, run_main
 from tests.graphs import make_graph, pattern
@@ -28,6 +30,25 @@ SHAPE = ["--vertices", "1000", "--edges", "1e4", "--features", "8", "--classes",
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("in_place", [False, True])
+def test_passes_have_their_rates_by_the_bytes_that_they_move(in_place: bool) -> None:
+    """Fails if a plan looks up a pass of so many bytes at another size than one of as many was timed at, or the pass in
+    place does nothing.
+    """
+    moved = set[int]()
+
+    class Passing:
+        dtype = torch.float32
+
+        def finish(self, z: torch.Tensor, out: torch.Tensor, epilogue: Epilogue) -> None:
+            assert (z is out) == in_place
+            assert epilogue.relu == in_place
+            moved.add(z.nbytes + out.nbytes)
+
+    table = copy_rates(Passing(), 0.0, in_place=in_place)  # type: ignore[arg-type]  # what is asked of a backend
+    assert [size for size, _ in table] == sorted(moved)
+
+
 def test_tune_writes_what_plans_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

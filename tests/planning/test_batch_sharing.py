@@ -94,6 +94,21 @@ def test_sizes_are_the_means_of_the_ranks_that_have_most(way: str) -> None:
         assert size.sources == max(-(-sources // DRAWN), size.targets)
 
 
+def test_what_labor_passes_over_counts_in_both_ways() -> None:
+    """Fails if rows that LABOR passes over cost nothing where ways are compared, or ranks that share a batch pass over
+    their part of it alone: each draws all of it.
+    """
+    graph = graph_of()
+    config = sampled(2, {"kind": "gcn"}, batch=BATCH, plan="bound", draw="labor")
+    config = with_batches(resolve(config, graph), "cooperative")
+    plan, partition = plan_graph(config, graph)
+    sizes = drawn_sizes(config, graph, plan.shape, row_owners(partition).owner_of(slice(None)))
+    assert sizes["cooperative"].stack.looked > sizes["independent"].stack.looked > BATCH
+    for found in sizes.values():
+        blind = dataclasses.replace(found, stack=dataclasses.replace(found.stack, looked=0))
+        assert batch_price(plan, found, MACHINE).step_s > batch_price(plan, blind, MACHINE).step_s
+
+
 def test_the_price_of_a_plan_as_large_as_its_batches_is_the_plans() -> None:
     """Fails if a price has another step, way to the next one or number of steps than the plan's own prediction."""
     graph = graph_of()

@@ -13,7 +13,7 @@ from mggcn.assemble.plan import plan_graph, resolve
 from mggcn.assemble.rank import Rank
 from mggcn.assemble.stack import read_rows
 from mggcn.config import Config
-from mggcn.cost.batches import ROW_S
+from mggcn.cost.batches import LOOKED_S, ROW_S
 from mggcn.cost.machine import find_machine
 from mggcn.graph.csr import Graph
 from mggcn.memory.arena import BufferSpec
@@ -110,6 +110,25 @@ def test_rows_are_packed_before_a_message_and_spread_after_it(name: str) -> None
             came = sum(step.received for step in steps if isinstance(step, Send))
             # Rows of a halo come to where the product reads them.
             assert sum(copies) >= bytes_sent(steps) + (0 if name == "halo" else came)
+
+
+def test_rows_that_labor_passes_over_are_priced_once_where_owners_draw() -> None:
+    """Fails if a batch that is drawn again for its relay passes over its rows once, or owners pass over theirs twice."""
+    graph = make_graph(pattern("directed", 90, 3), num_features=5, num_classes=3, seed=2)
+    config, machine = (
+        sampled(2, MODELS["sage"], (3, 2), batch=9, plan="bound", draw="labor"),
+        find_machine("xeon-cluster"),
+    )
+    for given, times in ((config, 1), (owners_of(config), 2), (parts_of(config), 1)):
+        plan = counted(given, graph)
+        assert plan.stack is not None
+        dear, cheap = (
+            batch_cost(dataclasses.replace(plan, stack=dataclasses.replace(plan.stack, looked=looked)), machine)
+            for looked in (1000, 0)
+        )
+        assert dear is not None
+        assert cheap is not None
+        assert dear.alone_s - cheap.alone_s == pytest.approx(times * 1000 * LOOKED_S)
 
 
 def test_a_plan_prices_relays_by_the_link() -> None:

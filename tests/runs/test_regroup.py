@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mggcn
+from mggcn.assemble import plan as assemble_plan
 from mggcn.config import from_tables
 from mggcn.errors import ConfigError
 from mggcn.runs.folder import read_run
@@ -53,6 +54,18 @@ def test_a_run_of_four_ranks_goes_on_with_others(
     assert config.run.ranks == job["assignment"]["ranks"] == plan["ranks"] == after
     assert result(broken)["best"]["epoch"] == result(whole)["best"]["epoch"]
     assert run_main("predict", broken) == 0
+
+
+def test_a_run_with_settings_that_nothing_read_goes_on(
+    community: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fails if a run that began before settings of batches were refused without any cannot go on with other ranks."""
+    out, unread = tmp_path / "run", ["--set", "sample.draw=replace", "--set", "sample.weights=mean"]
+    with monkeypatch.context() as before:
+        before.setattr(assemble_plan, "check_batches", lambda _: None)
+        assert run_main("train", community, *SETTINGS, *unread, "--epochs", 2, "--out", out) == 0
+    assert run_main("train", "--resume", out, "--ranks", 2, "--epochs", 3, "--quiet") == 0
+    assert len(losses(out)) == 3
 
 
 @pytest.mark.parametrize(("delay", "why"), [("2", "messages in flight"), ("none", "leaves out the edges")])

@@ -191,6 +191,11 @@ def test_what_starts_its_ranks_is_refused_under_torchrun(
         assert run_main(*words) == 0
     else:
         assert "torchrun" not in refused(capsys, *words)
+    for name in alone():
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+    err = refused(capsys, *words)
+    assert "a launcher started 3 processes (SLURM_STEP_NUM_TASKS=3); start one, on one machine" in err
 
 
 def test_the_page_says_what_is() -> None:
