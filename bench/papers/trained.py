@@ -22,7 +22,8 @@ def points(what: str, runs: tuple[str, ...], epochs: int, args: Any) -> tuple[Po
     names = [name for name in ("reddit", "ogbn-arxiv", *experiment.graphs) if available(name, data)]
     whole = args.scale >= 1
     fewer = args.epochs or (0 if whole else max(2, round(epochs * args.scale)))
-    told = SimpleNamespace(**{**vars(args), "seeds": 5 if whole else 1, "epochs": fewer, "runs": ",".join(runs)})
+    own = {"seeds": 5 if whole else 1, "epochs": fewer, "runs": ",".join(runs), "kept": None}
+    told = SimpleNamespace(**{**vars(args), **own})
     results = [accuracy.measure(what, name, told) for name in (names if whole else names[-1:])]
     found: Points = {label: [] for label in runs} if results else {}
     for result in results:

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from bench import graphs
+from bench.cpu import accuracy
 from bench.papers import __main__ as papers
-from bench.papers import batchgnn, distdgl, distgnn, distgnn_mb, mg_gcn
+from bench.papers import batchgnn, distdgl, distgnn, distgnn_mb, mg_gcn, trained
 from bench.papers.items import PAPERS, Bar, Item, Ours, _item, judge, read_paper
 from mggcn.aggregate.steps import Await, Send
 from mggcn.config import from_tables
@@ -248,6 +249,21 @@ def test_the_replay_is_what_a_run_finds(tmp_path: Path) -> None:
     found = distgnn_mb.replay(graph, config, -(-int(graph.splits["train"].array().sum()) // 30))
     np.testing.assert_allclose(found.rates, 100 * np.array(told), rtol=1e-12)
     assert 0 < min(told) < max(told) <= 1
+
+
+@pytest.mark.parametrize("what", ["delayed", "history"])
+def test_scores_of_real_graphs_are_asked_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if an item gives the experiment that it trains with less than this reads, or points are not from the first."""
+    found = iter(range(100))
+    monkeypatch.setattr(accuracy, "trained", lambda *_: {"best": next(found) / 100, "final": 0.5, "seconds": 1.0})
+    monkeypatch.setattr(accuracy, "store_of", lambda *_: None)
+    monkeypatch.setattr(accuracy, "open_store", lambda _: None)
+    monkeypatch.setattr(accuracy, "divided", lambda graph, _: graph)
+    monkeypatch.setattr(trained, "available", lambda name, _: name == "dblp")
+    runs = tuple(accuracy.EXPERIMENTS[what].runs)[:3]
+    given, text = trained.points(what, runs, 30, papers.options(["distgnn", "table-5"]))
+    assert given == {label: [pytest.approx(number)] for number, label in enumerate(runs)}
+    assert "dblp" in text
 
 
 @pytest.mark.parametrize(
