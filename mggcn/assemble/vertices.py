@@ -37,7 +37,7 @@ from mggcn.feed.gather import GatheredRows
 from mggcn.graph.csr import Graph
 from mggcn.graph.ids import ids_of
 from mggcn.memory.arena import BufferSpec
-from mggcn.memory.device import DEVICES, OPERAND, REAL, STORAGE, scale_dtype
+from mggcn.memory.device import OPERAND, REAL, STORAGE, runtime_bytes, scale_dtype
 from mggcn.memory.units import human
 from mggcn.model.builder import Network
 from mggcn.model.lower import lower
@@ -127,7 +127,7 @@ class VertexScorer:
 
     def _parts(self, vertices: npt.NDArray[np.int64], comm: Communicator) -> Iterator[npt.NDArray[Any]]:
         """Yield the scores of the vertices, as many at a time as fit."""
-        room = memory_limit(self.config) - DEVICES["cpu"].process_bytes
+        room = memory_limit(self.config) - runtime_bytes("cpu")
         drawn = self._drawn(vertices, room)
         if drawn is not None:
             yield self._evaluated(*drawn, comm)

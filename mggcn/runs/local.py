@@ -14,7 +14,7 @@ from mggcn.comm.failure import Interrupted, stops
 from mggcn.comm.rank import ranks_here
 from mggcn.config import Config
 from mggcn.host import process_bytes
-from mggcn.memory.device import DEVICES
+from mggcn.memory.device import runtime_bytes
 from mggcn.memory.units import free_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def free_per_rank(config: Config) -> int:
     """Return the bytes that each rank on a CPU may take, as plans count them: what is free, and what this process has taken
     already, where ranks run in it, of what a process takes in any case.
     """
-    own = 0 if in_processes(config) else min(process_bytes("RssAnon"), DEVICES["cpu"].process_bytes)
+    own = 0 if in_processes(config) else min(process_bytes("RssAnon"), runtime_bytes("cpu"))
     return (free_bytes() + own) // ranks_here(config.run.ranks)
 
 

@@ -15,6 +15,7 @@ from mggcn.cli import train as command
 from mggcn.cli.entry import main
 from mggcn.config.files import from_toml
 from mggcn.errors import CommError, ConfigError
+from mggcn.memory import device
 from mggcn.memory.units import human
 from mggcn.runs import local, regroup
 
@@ -122,10 +123,15 @@ def test_a_complete_run_says_what_it_does_not_take(run: Path, capsys: pytest.Cap
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("compiles", [False, True])  # as at the first start after an installation
 def test_a_resumed_run_says_the_peak_of_what_it_may_use(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    compiles: bool, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fails if the limit is one of another command, or lacks what this process, whose memory the peak has, holds."""
+    monkeypatch.setattr(device, "compiles_modules", lambda: compiles)
+    run = tmp_path / "run"
+    words = ["--epochs", "3", "--set", "model.hidden=4", "--out", str(run), "--quiet"]
+    assert main(["train", str(trained.parent / "store"), *words]) == 0
     (rank,) = json.loads((run / "plan.json").read_text())["per_rank"]
     peak, own = rank["total_bytes"], rank["regions"]["runtime"]
     for module in (local, plan, regroup):

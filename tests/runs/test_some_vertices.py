@@ -18,7 +18,7 @@ from mggcn.config import ModelConfig
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.csr import ArrayRows, Graph
 from mggcn.graph.options import GraphOptions
-from mggcn.memory.device import DEVICES
+from mggcn.memory.device import runtime_bytes
 from tests.graphs import make_graph, pattern
 
 N, D, C = 61, 7, 4
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_computed_in_halves(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(VertexScorer, "_evaluated", counted)
     rows = [60, 3, *range(40)]
     for room, several in ((1 << 30, False), (29_000, True)):
-        monkeypatch.setattr(scoring, "memory_limit", lambda _: room + DEVICES["cpu"].process_bytes)  # noqa: B023
+        monkeypatch.setattr(scoring, "memory_limit", lambda _: room + runtime_bytes("cpu"))  # noqa: B023
         parts.clear()
         np.testing.assert_allclose(trainer.predict(vertices=rows), everything[rows], rtol=1e-10, atol=1e-12)
         assert (len(parts) > 1) == several
