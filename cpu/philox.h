@@ -61,15 +61,17 @@ inline void philox_blocks(const Dropout& key, PhiloxBlocks& c) {
 #endif
 }
 
+inline void set_counter(PhiloxBlocks& c, int64_t lane, const Dropout& key, int64_t id, uint32_t group) {
+  c[0][lane] = group;
+  c[1][lane] = (uint32_t)id;
+  c[2][lane] = (uint32_t)((uint64_t)id >> 32);
+  c[3][lane] = key.layer;
+}
+
 // words[64]: the 16-bit words of the columns from 8 first_group on.
 inline void philox_words(const Dropout& key, int64_t id, uint32_t first_group, uint16_t* words) {
   PhiloxBlocks c;
-  for (int l = 0; l < kPhiloxLanes; ++l) {
-    c[0][l] = first_group + l;
-    c[1][l] = (uint32_t)id;
-    c[2][l] = (uint32_t)((uint64_t)id >> 32);
-    c[3][l] = key.layer;
-  }
+  for (int l = 0; l < kPhiloxLanes; ++l) set_counter(c, l, key, id, first_group + l);
   philox_blocks(key, c);
   for (int l = 0; l < kPhiloxLanes; ++l)
     for (int w = 0; w < 4; ++w) {

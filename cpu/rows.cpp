@@ -108,13 +108,18 @@ void dropout_values(const int64_t* indptr, const int32_t* indices, const T* valu
   const T scale = (T)(float)dropout->keep_scale;
 #pragma omp parallel for schedule(static) num_threads(threads)
   for (int64_t v = 0; v < rows; ++v) {
-    uint16_t words[64];
-    int64_t ready = -1;
-    for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
-      const int64_t block = indices[e] / 64;
-      if (block != ready) philox_words(*dropout, row_ids[v], (uint32_t)(8 * block), words);
-      ready = block;
-      out[e] = words[indices[e] % 64] >= dropout->threshold ? values[e] * scale : (T)0;
+    const int64_t id = row_ids[v], end = indptr[v + 1];
+    for (int64_t first = indptr[v]; first < end; first += kPhiloxLanes) {  // each in a lane of its own
+      const int32_t* columns = indices + first;
+      const int64_t count = std::min<int64_t>(kPhiloxLanes, end - first);
+      PhiloxBlocks c;
+      for (int64_t l = 0; l < kPhiloxLanes; ++l) set_counter(c, l, *dropout, id, columns[std::min(l, count - 1)] / 8);
+      philox_blocks(*dropout, c);
+      for (int64_t l = 0; l < count; ++l) {
+        const uint32_t at = (uint32_t)columns[l] % 8;
+        const uint16_t word = (uint16_t)(c[at / 2][l] >> 16 * (at % 2));
+        out[first + l] = word >= dropout->threshold ? values[first + l] * scale : (T)0;
+      }
     }
   }
 }
