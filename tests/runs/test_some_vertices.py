@@ -164,15 +164,18 @@ def test_what_does_not_fit_is_computed_in_halves(monkeypatch: pytest.MonkeyPatch
         assert program.arena.nbytes < room
         return evaluated(scorer, of, program, *rest)
 
+    def allow(nbytes: int) -> None:
+        monkeypatch.setattr(scoring, "memory_limit", lambda _: nbytes + runtime_bytes("cpu"))
+
     monkeypatch.setattr(VertexScorer, "_evaluated", counted)
     rows = [60, 3, *range(40)]
     for room, several in ((1 << 30, False), (29_000, True)):
-        monkeypatch.setattr(scoring, "memory_limit", lambda _: room + runtime_bytes("cpu"))  # noqa: B023
+        allow(room)
         parts.clear()
         np.testing.assert_allclose(trainer.predict(vertices=rows), everything[rows], rtol=1e-10, atol=1e-12)
         assert (len(parts) > 1) == several
         assert sum(parts) == 41
-    room = 100
+    allow(100)
     with pytest.raises(PlanError, match=r"the neighbourhood of vertex 5 alone does not fit into 100 B; raise"):
         trainer.predict(vertices=[5])
 
