@@ -1,7 +1,7 @@
 """Forty runs of our own beside their plans: seconds of an epoch and peak memory, as `mggcn plan` says and as they are.
 
 The runs were written down before any of them was measured. Each is planned here, on this machine as `mggcn tune` describes
-it, and is then `mggcn train` in a process of its own.
+it right before, since what its memory carries may change within minutes, and is then `mggcn train` in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mggcn.assemble.plan import plan_graph, this_machine
 from mggcn.config import Config
 from mggcn.config.files import with_settings
 from mggcn.cost.machine import tuned_path
+from mggcn.errors import MggcnError
 from mggcn.graph.store import open_store
 from mggcn.planning.op_cost import epoch_cost
 from mggcn.runs.auto import resolve_auto
@@ -129,11 +130,12 @@ def measure(number: int, args: Any) -> dict[str, Any]:
     if not available(graph, find_data(args.data)):
         return found | {"failed": "the graph is not here"}
     store = store_of(graph, args)
-    predicted = predict(store, text, args.threads)
     try:
-        return found | {"predicted": predicted, "measured": train(store, text, args.threads, predicted)}
-    except RuntimeError as error:
-        return found | {"predicted": predicted, "failed": str(error)}
+        found["machine"] = tuned(args.machine, args.threads)
+        found["predicted"] = predict(store, text, args.threads)
+        return found | {"measured": train(store, text, args.threads, found["predicted"])}
+    except (RuntimeError, MggcnError) as error:
+        return found | {"failed": str(error)}
 
 
 def ratios(found: dict[str, Any]) -> tuple[float, float] | None:
@@ -174,7 +176,10 @@ def describe(results: list[dict[str, Any]], args: Any) -> str:
     marks = [within(found) for found in results]
     above = sum(both[1] < 1 for found in results if (both := ratios(found)) is not None)
     goal = GOAL * len(results) / len(ROWS)
-    text = f"{len(results)} of {len(ROWS)} runs, {args.threads} threads of all ranks together.\n\n"
+    text = f"{len(results)} of {len(ROWS)} runs, {args.threads} threads of all ranks together. Planned "
+    text += (
+        "by the file below.\n\n" if args.machine else "right after `mggcn tune`, which was called anew before each.\n\n"
+    )
     text += verdict(f"runs within {WITHIN_S:.0%} in seconds", sum(good for good, _ in marks), goal)
     text += verdict(f"runs within {WITHIN_BYTES:.0%} in peak memory", sum(good for _, good in marks), goal)
     text += f"- runs whose peak is above the plan: {above}\n\n"
@@ -192,21 +197,20 @@ def numbers_of(text: str) -> list[int]:
     return list(range(bounds[0], bounds[1] + 1))
 
 
-def tuned(machine: str, folder: Path) -> str:
-    """Have commands find this machine's file below `folder`: as given, or as `mggcn tune` measures it now; return it."""
-    os.environ["XDG_CONFIG_HOME"] = str(folder)
-    tuned_path().parent.mkdir()
+def tuned(machine: str, threads: int) -> str:
+    """Put this machine's file where commands find it: as given, or as `mggcn tune` measures it now; return it."""
+    tuned_path().parent.mkdir(exist_ok=True)
     if machine:
         shutil.copyfile(machine, tuned_path())
     else:
-        mggcn("tune", "--out", str(tuned_path()), "--ranks", "2")
+        mggcn("tune", "--out", str(tuned_path()), "--ranks", "2", "--threads", str(threads))
     return tuned_path().read_text()
 
 
 def options(arguments: list[str] | None = None) -> Any:
     own: dict[str, dict[str, Any]] = {
         "rows": {"default": f"1-{len(ROWS)}", "help": "numbers of the runs"},
-        "machine": {"default": "", "help": "the machine's file; default: mggcn tune measures it first"},
+        "machine": {"default": "", "help": "the machine's file; default: mggcn tune measures it before each run"},
         "beside": {"type": Path, "help": ".json of an earlier report, whose other runs are put beside these"},
     }
     return parse(__doc__, "scale", "threads", "data", "cache", arguments=arguments, **own)
@@ -218,8 +222,8 @@ def main(arguments: list[str] | None = None) -> None:
     record: dict[str, Any] = {"surroundings": surroundings(), "measured": []}
     before = os.environ.get("XDG_CONFIG_HOME")
     with tempfile.TemporaryDirectory(prefix="mggcn-config-") as folder:
+        os.environ["XDG_CONFIG_HOME"] = folder
         try:
-            record["machine"] = tuned(args.machine, Path(folder))
             results = {number: measure(number, args) for number in numbers}
         finally:
             os.environ.pop("XDG_CONFIG_HOME")
@@ -228,7 +232,9 @@ def main(arguments: list[str] | None = None) -> None:
     earlier = json.loads(args.beside.read_text())["measured"] if args.beside else []
     results = {found["number"]: found for found in earlier} | results
     record["measured"] = [results[number] for number in sorted(results)]
-    body = f"{describe(record['measured'], args)}\n## The machine's file\n\n```\n{record['machine']}\n```\n"
+    machine = next((found["machine"] for found in record["measured"] if "machine" in found), "")
+    title = "The machine's file of the first run" if not args.machine else "The machine's file"
+    body = f"{describe(record['measured'], args)}\n## {title}\n\n```\n{machine}\n```\n"
     write_report("predictions", "Forty runs beside their plans", body, record, args.out)
 
 

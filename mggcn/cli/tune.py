@@ -219,6 +219,7 @@ def machine_lines(machine: Machine) -> list[str]:
         *table(("operand", "gather GB/s", "copy GB/s"), rates),
         f"  dense products {products}; a gathered row {1e9 * device.row_s:.2f} ns beside its bytes, a call "
         f"{1e6 * device.call_s:.1f} us",
+        *_epoch_lines(device),
         *_disk_lines(machine.disk),
         "messages: GB/s that reach all ranks together, microseconds of one without bytes",
         *table(header, links),
@@ -226,6 +227,16 @@ def machine_lines(machine: Machine) -> list[str]:
             f"NCCL between {m.ranks} GPUs takes {human(m.collective_bytes)} of each, and {human(m.p2p_bytes)} for sends"
             for m in machine.nccl
         ),
+    ]
+
+
+def _epoch_lines(device: DeviceRates) -> list[str]:
+    """Return what epochs take beside their kernels, if it was measured."""
+    if not device.op_s:
+        return []
+    return [
+        f"  in an epoch work takes {device.pace:.2f} times as long as at these rates, the first call of an op "
+        f"{1e6 * device.op_s:.1f} us, and Python {1e6 * device.matrix_s:.1f} us for each matrix of a batch"
     ]
 
 

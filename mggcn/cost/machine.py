@@ -104,6 +104,13 @@ class DeviceRates:
     edge_s: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     """Seconds of a core for an edge, for each of its heads and each of its columns of float32, which kernels along edges
     (aggregate/edge_op.py) take beside reading its row; those without figures are as fast as rows are read."""
+    op_s: float = 0.0
+    """As `call_s`, of the first call of an op, or behind a wait: threads have gone to sleep meanwhile; 0: as any call."""
+    matrix_s: float = 0.0
+    """Seconds of Python on a host for each matrix of a batch, with all that a step on one takes beside ops and draws; 0: as
+    some calls (cost/batches.py)."""
+    pace: float = 1.0
+    """How many times as long work takes in an epoch as at these rates, which are those of kernels called one by one."""
     least_s: float = 0.0
     """Seconds that a kernel takes at least, however little it does: its loads wait for each other."""
     upload: float = 0.0
@@ -301,6 +308,7 @@ def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int, i
         gather=MeasuredGather(figures, item),
         row_s=0.0,
         gemm={**machine.device.gemm, **dense},
+        pace=1.0,  # it belongs to the rates that it was measured with
     )
     title = f"this machine ({threads} thread{'s' * (threads > 1)})"
     origin: Origin = "measured" if ranks == 1 else "partly"
@@ -325,6 +333,9 @@ def _device(fields: Fields) -> DeviceRates:
         fused_grad=_fused(fields, "fused_grad"),
         in_place=_table(fields, "in_place") if fields.has("in_place") else None,
         edge_s=_edges(fields) if fields.has("edge_s") else {},
+        op_s=fields.number("op_s", least=0.0) if fields.has("op_s") else 0.0,
+        matrix_s=fields.number("matrix_s", least=0.0) if fields.has("matrix_s") else 0.0,
+        pace=fields.number("pace") if fields.has("pace") else 1.0,
         least_s=fields.number("least_s", least=0.0) if fields.has("least_s") else 0.0,
     )
     if device.fused.keys() != device.fused_grad.keys():

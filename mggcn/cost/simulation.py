@@ -144,7 +144,7 @@ class Program:
         stages = ranks[0].stages
         self._await(ranks[0].first)
         products = staged_seconds(ranks, self.device, self.sharing)
-        calls = np.full_like(products, call_seconds(1, self.device, self.sharing))
+        calls = np.full_like(products, call_seconds(1, self.device, self.sharing, begins=1))
         np.fill_diagonal(calls, 0.0)
         totals = products + calls
         for stage in range(stages.size - 1):

@@ -35,7 +35,7 @@ KINDS: Final[Mapping[Kind, str]] = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """Work of a rank between messages. Its seconds: those of its bytes, of its FLOP or the least of its calls, whichever is
-    more, plus its calls.
+    more, at the device's pace, plus its calls.
     """
 
     kind: Kind
@@ -64,6 +64,8 @@ class Work:
     grouped: bool = False
     """Of dense products: whether one launch does those of several relations, by kernels that have a rate of their own."""
     calls: int = 1
+    begins: int = 0
+    """How many of its calls begin an op, or follow a wait for others: threads sleep before these."""
     reuse: tuple[tuple[int, float], ...] = ()
     """Locality of the gathers: (most bytes of other rows since the last use of the same one; share of the gathers), rising;
     (): at random over the footprint."""
@@ -113,7 +115,7 @@ class Staged:
                 case _:
                     row = self.stages.row_bytes
                     work = product(step.rows, step.columns, step.nnz, row, self.edge, self.reuse, self.result)
-                    yield dataclasses.replace(work, along=self.along)
+                    yield dataclasses.replace(work, along=self.along, begins=1)
 
 
 Item = Work | Send | Await | Sum | Staged
@@ -169,12 +171,14 @@ def work_seconds(work: Work, device: DeviceRates, sharing: int) -> tuple[float, 
         moving += sum(0.5 * work.streamed * sharing / rate for rate in rates)
     counted = work.flop and (work.kind == "dense" or work.precision in device.gemm)
     computing = work.flop * sharing / _flop_s(work, device) if counted else 0.0
-    return max(moving, computing, work.calls * device.least_s), call_seconds(work.calls, device, sharing)
+    seconds = device.pace * max(moving, computing, work.calls * device.least_s)
+    return seconds, call_seconds(work.calls, device, sharing, work.begins)
 
 
-def call_seconds(calls: int, device: DeviceRates, sharing: int) -> float:
-    """Return the total overhead of `calls` calls, in seconds."""
-    return calls * device.call_s * max(1.0, sharing / device.cores)
+def call_seconds(calls: int, device: DeviceRates, sharing: int, begins: int = 0) -> float:
+    """Return the total overhead of `calls` calls, in seconds; begins: as Work's."""
+    beginning_s = begins * (device.op_s - device.call_s) if device.op_s else 0.0
+    return (calls * device.call_s + beginning_s) * max(1.0, sharing / device.cores)
 
 
 def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -> npt.NDArray[np.float64]:
@@ -194,7 +198,7 @@ def staged_seconds(ranks: Sequence[Staged], device: DeviceRates, sharing: int) -
     )
     rate = _of_distinct(streamed * sharing, device.copy.at)
     gathering = sharing * _edges_s(each, ranks[0].along, device, nnz, counts)
-    moving = np.maximum(gathering + streamed * sharing / rate, device.least_s)
+    moving = device.pace * np.maximum(gathering + streamed * sharing / rate, device.least_s)
     np.fill_diagonal(moving, 0.0)
     return moving
 

@@ -111,7 +111,7 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
     read = sum(count for name, count in drawn.rows.items() if name in values.sparse_sets)
     nonzeros = round((shape.feature_nnz or 0) * read / max(shape.num_vertices, 1))
     cut, row_bytes = edges if stack.together else 0, 0 if values.sparse_sets or values.reads_stored else row_bytes
-    matrices = 2 * (len(drawn.blocks) + len(values.sparse_sets))  # with their transposes
+    matrices = num_matrices(plan)
     # What a relay fetches is known from batches that are drawn once more; edges that owners have drawn are read once more.
     entries = edges * (1 + (relay is not None))
     # Owners pass over a row once, and what they have drawn is read.
@@ -123,10 +123,15 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
         upload_s=sent / device.upload if device.upload else 0.0,
         ahead=config.sample.ahead,
         beside=padded,
-        lock_s=LOCK_S if device.upload else matrices * MATRIX_CALLS * device.call_s,
+        lock_s=LOCK_S if device.upload else matrices * (device.matrix_s or MATRIX_CALLS * device.call_s),
         cores=0.0 if device.upload else device.cores / machine.sharing(len(plan.ranks)),
         relay=relay,
     )
+
+
+def num_matrices(plan: RunPlan) -> int:
+    """Return the sparse matrices of a batch, with their transposes; 0 of steps over the whole graph."""
+    return 0 if plan.stack is None else 2 * (len(plan.stack.blocks) + len(plan.ranks[0].values.sparse_sets))
 
 
 def first_sums_s(plan: RunPlan) -> float:

@@ -48,12 +48,13 @@ def stage_items(plan: RunPlan, rank: RankPlan, stage: StagePlan, phase: int, dev
     for op in stage.program.ops:
         if isinstance(op.kind, Aggregate):
             for cols, steps in _steps_in_parts(rank, stage, op, op.kind, phase):
-                found += [*_aggregation(sizes, steps, sent, op.kind.op, cols), *_relations(sizes, steps, op, op.kind)]
+                part = _aggregation(sizes, steps, sent, op.kind.op, cols)
+                found += _begun([*part, *_relations(sizes, steps, op, op.kind)])
                 sent += num_messages(steps)
             continue
         statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
         sent += len(statistics)
-        found += [*(_in_parts(work, stage) for work in _work(sizes, op)), *statistics]
+        found += _begun([*(_in_parts(work, stage) for work in _work(sizes, op)), *statistics], len(stage.parts))
     return found
 
 
@@ -121,7 +122,7 @@ def items_by_op(
                 summed = [
                     _anywhere(item, plan.shape.num_vertices) if isinstance(item, Work) else item for item in summed
                 ]
-            yield op.label, [*summed, *_relations(sizes, steps, op, op.kind)]
+            yield op.label, [*_begun([*summed, *_relations(sizes, steps, op, op.kind)])]
             sent += num_messages(steps)
         else:
             statistics = [Sum(nbytes) for nbytes in op.kind.sums_over_ranks] if rank.ranks > 1 else []
@@ -129,8 +130,20 @@ def items_by_op(
             work = _work(sizes, op)
             if op.out in op.reads:
                 work = [dataclasses.replace(one, in_place=one.kind == "elementwise") for one in work]
-            yield op.label, [*work, *statistics]
+            yield op.label, [*_begun([*work, *statistics])]
     yield from items_after(plan, rank, program is rank.train, sent)
+
+
+def _begun(items: Iterable[Item], times: int = 1) -> Iterator[Item]:
+    """Yield the items of an op, which begins so many times: with its first work, and again with what follows a wait."""
+    begins = times
+    for item in items:
+        if isinstance(item, Work):
+            yield dataclasses.replace(item, begins=begins)
+            begins = 0
+        else:
+            yield item
+            begins = begins if isinstance(item, Send) else times
 
 
 def _anywhere(work: Work, vertices: int) -> Work:
@@ -153,7 +166,8 @@ def items_after(plan: RunPlan, rank: RankPlan, training: bool, sent: int) -> Ite
         # Weights and states are read and written, gradients read.
         passes = 3 + 2 * OPTIMIZER_STATES[plan.config.train.optimizer]
         moved = passes * rank.gradient_bytes + (0 if learned is None else learned.bytes_moved)
-        yield "optimizer", [Work(kind="overhead", streamed=moved, in_place=True, calls=AFTER[plan.config.run.device])]
+        calls = AFTER[plan.config.run.device]
+        yield "optimizer", [Work(kind="overhead", streamed=moved, in_place=True, calls=calls, begins=1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

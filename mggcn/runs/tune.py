@@ -23,12 +23,14 @@ from mggcn.backend.cpu.figures import ITEMS, DenseShape, Figures
 from mggcn.backend.cpu.kept_figures import figures_of
 from mggcn.backend.cpu.machine import processor_name, this_host
 from mggcn.config import Config, RunConfig
-from mggcn.errors import ConfigError, printable
+from mggcn.cost.machine import read_machine
+from mggcn.errors import ConfigError, PlanError, one_line, printable
 from mggcn.files import reason, write_text
 from mggcn.memory.pages import DiskRates
 from mggcn.memory.units import free_bytes
 from mggcn.planning.shape import GraphShape
 from mggcn.runs.edge_rates import edge_rates
+from mggcn.runs.epoch_rates import epoch_rates
 from mggcn.runs.messages import measure_links, measure_nccl
 from mggcn.train.disk_rates import measure_disk
 from mggcn.version import __version__
@@ -58,9 +60,9 @@ class TuneSettings:
 
 PASSES: Final = ((2**20, 64), (2**22, 64), (2**24, 16), (2**25, 8), (2**27, 4))
 """Bytes that are read and written, and how often."""
-CALLS: Final = 41
-SWEPT: Final = 2**24
-"""Calls that are timed, and bytes that are passed over before each."""
+ROUNDS: Final = 2
+"""Over all of them: what holds up a thread for milliseconds would meet all calls of a small pass."""
+CALLS: Final = 201
 DENSE_ROWS: Final = 2**15
 """Rows of the dense products that are timed: as many as a layer's, so that their beginnings do not count."""
 DENSE_WIDTHS: Final = (16, 32, 64, 128, 256)
@@ -86,7 +88,7 @@ def tune_machine(
     figures = figures_of(this_host(settings.threads), free_bytes(), anew=True)
     if not figures.measured:
         report("other programs take the cores: what follows of them is assumed; run this again on a quiet machine")
-    return {
+    content: dict[str, Any] = {
         "name": "tuned",
         "title": f"this machine ({processor}, {settings.threads} core{'s' * (settings.threads > 1)})",
         "origin": "measured" if figures.measured else "assumed",
@@ -95,6 +97,24 @@ def tune_machine(
         "nccl": measure_nccl(settings.ranks, folder, report),
         **({"disk": rates} if rates else {}),
     }
+    # Of assumed rates what is missing would be their error.
+    found = beside_kernels(content, settings.threads, folder, report) if figures.measured else {}
+    return content | {"device": {**content["device"], **found}}
+
+
+def beside_kernels(
+    content: Mapping[str, Any], threads: int, folder: Path, report: Callable[[str], None]
+) -> dict[str, float]:
+    """Return what `epoch_rates` finds for a machine's file of this content; {} if memory is too short for its runs."""
+    report("epochs of generated graphs, for what they take beside their kernels")
+    path = folder / "measured.toml"
+    write_machine(content, path)
+    try:
+        found = epoch_rates(read_machine(path), threads, folder)
+    except PlanError as error:
+        report(f"not measured: {one_line(str(error))}")
+        return {}
+    return {name: _digits(value) for name, value in found.items()}
 
 
 def disk_table(disk: Path | DiskRates | None, report: Callable[[str], None]) -> dict[str, float]:
@@ -149,15 +169,9 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
 
 
 def call_seconds(backend: KernelBackend) -> float:
-    """Return the seconds of a call with next to no work, the median of CALLS: each finds its code and its operands where
-    they are in an epoch, which has passed over more than the nearest caches hold since the last such call.
-    """
+    """Return the seconds of a call with next to no work right behind another one, as within an op, the median of CALLS."""
     a, b, out = (torch.zeros(rows, 16, dtype=backend.dtype) for rows in (1, 16, 1))
-    swept, found = torch.zeros(SWEPT // 4), list[float]()
-    for _ in range(CALLS):
-        swept.add_(1.0)
-        found.append(_called_s(backend, a, b, out))
-    return statistics.median(found)
+    return statistics.median(_called_s(backend, a, b, out) for _ in range(CALLS))
 
 
 def copy_rates(backend: KernelBackend, call_s: float, *, in_place: bool = False) -> list[tuple[float, float]]:
@@ -166,16 +180,16 @@ def copy_rates(backend: KernelBackend, call_s: float, *, in_place: bool = False)
 
     A small pass waits for threads to wake as often as not: the least of many calls is that of the memory.
     """
-    found = []
-    for size, calls in PASSES:
-        z = torch.zeros(size // 2 // 512, 128, dtype=backend.dtype)
-        out, seconds = z if in_place else torch.zeros_like(z), math.inf
-        for _ in range(calls):
+    found = dict[int, float]()
+    for size, calls in ROUNDS * PASSES:
+        z = torch.zeros(size // 2 // (128 * backend.dtype.itemsize), 128, dtype=backend.dtype)
+        out, seconds = z if in_place else torch.zeros_like(z), found.get(size, math.inf)
+        for _ in range(calls // ROUNDS):
             began = time.perf_counter()
             backend.finish(z, out, Epilogue(relu=in_place))  # one that does something
             seconds = min(seconds, time.perf_counter() - began)
-        found.append((float(size), _digits(2 * z.nbytes / max(seconds - call_s, seconds / 2))))
-    return found
+        found[size] = seconds
+    return [(float(size), _digits(size / max(s - call_s, s / 2))) for size, s in found.items()]
 
 
 def dense_rates(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from mggcn.aggregate.edge_op import EDGE_KERNELS
+from mggcn.assemble.plan import plan_graph
 from mggcn.backend.base import Epilogue
 from mggcn.backend.cpu import measure
 from mggcn.backend.cpu.spmm import CpuSpmm
@@ -20,7 +22,9 @@ from mggcn.cost.machine import MACHINES, read_machine
 from mggcn.errors import ConfigError, PlanError
 from mggcn.graph.store import write_store
 from mggcn.memory.pages import DiskRates
-from mggcn.runs import tune, tune_products
+from mggcn.planning.op_cost import epoch_cost
+from mggcn.planning.run import RunPlan
+from mggcn.runs import epoch_rates, tune, tune_products
 from mggcn.runs.tune import TuneSettings, copy_rates, write_machine
 from mggcn.train import disk_rates
 from tests.cli.runs import refused, run_main
@@ -57,6 +61,10 @@ def test_tune_writes_what_plans_read(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(measure, "FOOTPRINTS", (2**18, 2**22))
     monkeypatch.setattr(measure, "ENOUGH_SHARE", 0.0)
+    for name, epochs in (("LARGE", 4), ("SMALL", 8), ("BATCHES", 4)):
+        trained = getattr(epoch_rates, name)
+        settings = trained.settings.replace(trained.settings.split()[0], f"train.epochs={epochs}")
+        monkeypatch.setattr(epoch_rates, name, trained._replace(vertices=4096, edges=16_384, settings=settings))
     assert run_main("plan", *SHAPE, "--ranks", 2) == 0
     before = capsys.readouterr().out
     assert "which are assumed; run mggcn tune" in before or "assumed, not measured; run mggcn tune" in before
@@ -74,7 +82,10 @@ def test_tune_writes_what_plans_read(
     assert all(1e7 < rate < 1e13 for rate in rates)
     assert set(machine.device.gemm) == {"fp32", "bf16", "fp64"}
     assert all(1e8 < rate < 1e15 for rate in machine.device.gemm.values())
-    assert 1e-8 < machine.device.call_s < 1
+    assert 1e-8 < machine.device.call_s <= machine.device.op_s < 1
+    assert 0 < machine.device.matrix_s < 1
+    assert 0.5 <= machine.device.pace < 100
+    assert f"in an epoch work takes {machine.device.pace:.2f} times as long as at these rates" in said
     assert 0 <= machine.device.row_s < 1e-5
     assert list(machine.device.edge_s) == list(EDGE_KERNELS)
     for kernel, (edge, head, column) in machine.device.edge_s.items():
@@ -93,8 +104,35 @@ def test_tune_writes_what_plans_read(
     assert "not measured" not in out
 
 
-def test_a_call_is_one_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a call counts as fast as the fastest, whose code and operands are still at hand."""
+def test_what_epochs_take_beside_kernels_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if epochs that take what a plan says for some beginning, matrix and pace are not told apart from them."""
+    machine = read_machine(MACHINES / "assumed-cpu.toml")
+    true = {"op_s": 3e-4, "matrix_s": 7e-4, "pace": 1.25}
+    late = dataclasses.replace(machine, device=dataclasses.replace(machine.device, **true))
+
+    def planned(run: epoch_rates.Trained, threads: int, folder: Path) -> tuple[RunPlan, float]:
+        assert not folder.exists()
+        plan, _ = plan_graph(run.config(threads), run.graph(), machine)
+        return plan, plan.steps * epoch_cost(plan, late).step_s
+
+    monkeypatch.setattr(epoch_rates.Trained, "median_s", planned)
+    assert epoch_rates.epoch_rates(machine, 2, tmp_path) == pytest.approx(true)
+
+
+def test_a_machine_is_tuned_without_memory_for_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if minutes of measurements are lost where a run of tune's own does not fit."""
+    content, said = tomllib.loads((MACHINES / "assumed-cpu.toml").read_text()), list[str]()
+
+    def refused_(*_: Any) -> dict[str, float]:
+        raise PlanError("it needs 300 MiB,\nand 200 are free")
+
+    monkeypatch.setattr(tune, "epoch_rates", refused_)
+    assert tune.beside_kernels(content, 1, tmp_path, said.append) == {}
+    assert said[1:] == ["not measured: it needs 300 MiB, and 200 are free"]
+
+
+def test_a_call_is_an_ordinary_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a call counts as fast as the fastest."""
     seconds = iter([1e-6] * (tune.CALLS // 3) + [5e-5] * tune.CALLS)
     monkeypatch.setattr(tune, "_called_s", lambda *_: next(seconds))
     assert tune.call_seconds(tune.cpu_backend(1, "fp32")) == 5e-5

@@ -117,6 +117,15 @@ def test_passes_in_place_may_be_known(tmp_path: Path) -> None:
     assert read_machine(written(tmp_path, GOOD)).device.in_place is None
 
 
+def test_what_epochs_take_beside_kernels_may_be_known(tmp_path: Path) -> None:
+    """Fails if the three figures change places, or a file without them is refused."""
+    figures = "call_s = 1e-5\nop_s = 2e-5\nmatrix_s = 3e-5\npace = 1.25"
+    device = read_machine(written(tmp_path, GOOD.replace("call_s = 1e-5", figures))).device
+    assert (device.call_s, device.op_s, device.matrix_s, device.pace) == (1e-5, 2e-5, 3e-5, 1.25)
+    plain = read_machine(written(tmp_path, GOOD)).device
+    assert (plain.op_s, plain.matrix_s, plain.pace) == (0.0, 0.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -136,6 +145,8 @@ def test_passes_in_place_may_be_known(tmp_path: Path) -> None:
         ("copy = [[1e6, 4e10], [1e8, 1e10]]", "copy = [[1e8, 4e10], [1e6, 1e10]]", "copy needs rising footprints"),
         ("gather = [[1e6, 8e10], [1e8, 8e9]]", "gather = [[1e6, -1]]", "gather expects pairs of numbers above 0"),
         ("call_s = 1e-5", "call_s = -1e-5", "call_s expects a number from 0 on, got -1e-05"),
+        ("call_s = 1e-5", "call_s = 1e-5\nop_s = -1", "op_s expects a number from 0 on, got -1"),
+        ("call_s = 1e-5", "call_s = 1e-5\npace = 0", "pace expects a number above 0, got 0"),
         ("call_s = 1e-5", "call_s = nan", "call_s expects a number from 0 on, got nan"),
         ("gemm = { fp32 = 1e11 }", "gemm = { }", "gemm expects numbers for some of fp32, tf32, bf16, fp64"),
         ("gemm = { fp32 = 1e11 }", "gemm = { fp8 = 1 }", r"\[gemm\]: unknown key 'fp8'"),

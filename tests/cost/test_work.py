@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from mggcn.aggregate.edge_op import Arithmetic
+from mggcn.aggregate.steps import Stages
 from mggcn.cost.machine import DeviceRates, RateTable
-from mggcn.cost.work import Work, work_seconds
+from mggcn.cost.work import Staged, Work, product, staged_seconds, work_seconds
 
 DEVICE = DeviceRates(
     kind="cpu",
@@ -142,3 +143,38 @@ def test_a_variant_gathers_faster_and_streams_alike() -> None:
     gathers = 10 * 100 / DEVICE.gather.at(FAR)
     assert work_seconds(plain, DEVICE, 1)[0] == pytest.approx(gathers + 4.0)
     assert work_seconds(dataclasses.replace(plain, gain=2.0), DEVICE, 1)[0] == pytest.approx(gathers / 2 + 4.0)
+
+
+@pytest.mark.parametrize("sharing", [1, 4])
+def test_an_op_begins_later_than_a_call(sharing: int) -> None:
+    """Fails if an op's beginning counts for each of its calls, or for work that begins none, or in files that have none."""
+    device = dataclasses.replace(DEVICE, call_s=0.5)
+    work = Work(kind="elementwise", streamed=400, calls=3, begins=1)
+    late = dataclasses.replace(device, op_s=2.0)
+    crowd = max(1.0, sharing / device.cores)
+    assert work_seconds(work, device, sharing)[1] == 3 * 0.5 * crowd
+    assert work_seconds(work, late, sharing)[1] == (2.0 + 2 * 0.5) * crowd
+    assert work_seconds(dataclasses.replace(work, begins=0), late, sharing)[1] == 3 * 0.5 * crowd
+    assert work_seconds(dataclasses.replace(work, begins=3), late, sharing)[1] == 3 * 2.0 * crowd
+
+
+def test_work_is_as_much_slower_as_the_machine_says() -> None:
+    """Fails if the pace counts for calls, too, or not for whatever takes longest."""
+    slow = dataclasses.replace(DEVICE, call_s=0.5, pace=1.5)
+    gathers = Work(kind="sparse", rows=10, row_bytes=100, footprint=FAR, streamed=400)
+    for work in (gathers, Work(kind="dense", flop=1000), Work(kind="elementwise", streamed=400)):
+        plain = work_seconds(work, DEVICE, 1)[0]
+        assert work_seconds(work, slow, 1) == (pytest.approx(1.5 * plain), 0.5)
+
+
+def test_stages_have_the_pace_of_their_products() -> None:
+    """Fails if the stages of a broadcast, whose seconds are worked out at once, are those of a machine without a pace."""
+    slow = dataclasses.replace(DEVICE, pace=1.5)
+    counts, nnz = (3, 4, 5), ((0, 7, 9), (6, 0, 8), (5, 4, 0))
+    ranks = [Staged(stages=Stages(rank, counts, nnz[rank], 16, 64), first=0, edge=8) for rank in range(3)]
+    found = staged_seconds(ranks, slow, 1)
+    for stage in range(2):
+        for rank in range(3):
+            if stage != rank:
+                work = product(counts[rank], counts[stage], nnz[rank][stage], 64, 8)
+                assert found[stage, rank] == work_seconds(work, slow, 1)[0]

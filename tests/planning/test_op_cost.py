@@ -15,6 +15,7 @@ import torch
 import mggcn
 from mggcn import native
 from mggcn.aggregate.edge_op import EDGE_KERNELS
+from mggcn.aggregate.steps import Send
 from mggcn.assemble.plan import plan_graph, plan_shape, this_machine, with_ahead
 from mggcn.backend.cpu.figures import ASSUMED
 from mggcn.backend.cuda import presence, triton_kernels
@@ -22,7 +23,7 @@ from mggcn.backend.norms import NormKernels
 from mggcn.config import Config, ModelConfig, RunConfig, SampleConfig
 from mggcn.cost.batches import CROWD, LOCK_S, MATRIX_CALLS, NONZERO_S
 from mggcn.cost.machine import RateTable, find_machine
-from mggcn.cost.work import Work, work_seconds
+from mggcn.cost.work import Staged, Work, work_seconds
 from mggcn.errors import PlanError
 from mggcn.model.kinds import norms
 from mggcn.planning.advice import require_pinned
@@ -424,7 +425,30 @@ def test_rows_read_where_they_are_stored_come_from_all_vertices() -> None:
     cost = batch_cost(plan, machine)
     assert cost is not None
     assert cost.lock_s == 4 * MATRIX_CALLS * machine.device.call_s
-    assert cost.step_s(1.0) == pytest.approx(1.0 + cost.lock_s + cost.sample_s / machine.device.cores)
+    assert cost.step_s(1.0) == pytest.approx(1.0 + cost.lock_s + 2 * cost.sample_s / machine.device.cores)
+    measured = dataclasses.replace(machine, device=dataclasses.replace(machine.device, matrix_s=0.25))
+    cost = batch_cost(plan, measured)
+    assert cost is not None
+    assert cost.lock_s == 4 * 0.25
+
+
+@pytest.mark.parametrize("strategy", ["broadcast", "halo"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_op_begins_once_and_behind_each_wait(ranks: int, strategy: Any) -> None:
+    """Fails if an op of many calls pays for its beginning at each, or one, the optimiser among them, never; or if threads
+    that have waited for a message are taken to be awake.
+    """
+    graph = make_graph(pattern("random", 400, 5), num_features=19, num_classes=4, seed=5)
+    run = RunConfig(threads=1, ranks=ranks, strategy=strategy)
+    plan, _ = plan_graph(Config(model=ModelConfig(kind="gat", hidden=(64,), heads=4), run=run), graph)
+    for rank in plan.ranks:
+        for op, items in items_by_op(plan, rank, rank.train):
+            plain = [one for item in items for one in (item.plain() if isinstance(item, Staged) else (item,))]
+            asleep = True
+            for one in plain:
+                if isinstance(one, Work):
+                    assert one.begins == int(asleep), op
+                asleep = not isinstance(one, Work) and (asleep or not isinstance(one, Send))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -118,6 +118,7 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tune, "figures_of", lambda host, _, *, anew: measured.append((host.threads, anew)) or XEON)
     monkeypatch.setattr(tune, "device_table", lambda *_: DEVICE)
     monkeypatch.setattr(tune, "measure_links", lambda *_: [LINK])
+    monkeypatch.setattr(tune, "epoch_rates", lambda *_: {"op_s": 1.23456e-4, "matrix_s": 2e-4, "pace": 1.5})
     said: list[str] = []
     content = tune.tune_machine(TuneSettings(2, (2, 16)), tmp_path, said.append)
     assert sizes == [2, 8]
@@ -126,7 +127,9 @@ def test_what_was_measured_reaches_the_plans(tmp_path: Path, monkeypatch: pytest
         "gathers, passes and dense products, by which kernels are chosen too",
         "NCCL's memory between 2 GPUs",
         "NCCL's memory between 8 GPUs",
+        "epochs of generated graphs, for what they take beside their kernels",
     ]
+    assert content["device"] == {**DEVICE, "op_s": 1.23e-4, "matrix_s": 2e-4, "pace": 1.5}
     write_machine(content, tuned_path())
     found = {measured.ranks: measured for measured in read_machine(tuned_path()).nccl}
     assert {ranks: (m.collective_bytes, m.p2p_bytes) for ranks, m in found.items()} == {
