@@ -47,7 +47,7 @@ SAGE: Tables = {
 SAGE_MEAN = {"kind": "sage", "aggregator": "mean", "self_loops": False, "dropout": 0.5}
 SAMPLE = {"batch": 128, "fanout": [10, 5]}
 SAMPLE_LARGE = {"batch": 1024, "fanout": [15, 10, 5]}
-TIMED = ("batches", "sizes")
+TIMED = ("batches", "sizes", "delayed", "history")
 """Experiments that ask how soon a score is reached."""
 FOUR = {"ranks": 4, "threads": 1, "transport": "threads", "strategy": "delayed"}
 SAMPLED = {"ranks": 4, "threads": 1, "transport": "threads"}
