@@ -253,9 +253,16 @@ def test_the_replay_is_what_a_run_finds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["delayed", "history"])
 def test_scores_of_real_graphs_are_asked_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if an item gives the experiment that it trains with less than this reads, or points are not from the first."""
+    """Fails if an item gives the experiment that it trains with less than this reads, points are not from the first, or it
+    does not say how soon each comes near the best.
+    """
     found = iter(range(100))
-    monkeypatch.setattr(accuracy, "trained", lambda *_: {"best": next(found) / 100, "final": 0.5, "seconds": 1.0})
+
+    def run_trained(*_: Any) -> dict[str, Any]:
+        best = next(found) / 100
+        return {"best": best, "final": 0.5, "seconds": 1.0, "curve": [(1.5, 0.0), (2.5, best)]}
+
+    monkeypatch.setattr(accuracy, "trained", run_trained)
     monkeypatch.setattr(accuracy, "store_of", lambda *_: None)
     monkeypatch.setattr(accuracy, "open_store", lambda _: None)
     monkeypatch.setattr(accuracy, "divided", lambda graph, _: graph)
@@ -263,7 +270,8 @@ def test_scores_of_real_graphs_are_asked_for(what: str, monkeypatch: pytest.Monk
     runs = tuple(accuracy.EXPERIMENTS[what].runs)[:3]
     given, text = trained.points(what, runs, 30, papers.options(["distgnn", "table-5"]))
     assert given == {label: [pytest.approx(number)] for number, label in enumerate(runs)}
-    assert "dblp" in text
+    assert f"| dblp | {runs[0]} | 0.00 | 1.00 | never | 1 |" in text
+    assert f"| dblp | {runs[2]} | 2.00 | 1.00 | 2.50 | 0 |" in text
 
 
 @pytest.mark.parametrize(
