@@ -58,8 +58,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "gcn": {"kind": "gcn", "hidden": [64]},
     "gin": {"kind": "gin", "hidden": [64], "norm_layer": "batch"},
 }
+"""Batch norms follow the layers of the paper's GIN (appendix F)."""
 SUMS = {"gin": {"weights": "block"}}
-"""Of the paper's GIN a drawn neighbour counts once, and batch norms follow its layers (appendix F)."""
+"""A drawn neighbour counts once in the paper's GIN."""
 
 
 def table_5(paper: Paper, _item: Item, args: Any) -> Ours:

@@ -232,7 +232,7 @@ def machine_lines(machine: Machine) -> list[str]:
 
 def _epoch_lines(device: DeviceRates) -> list[str]:
     """Return what epochs take beside their kernels, if it was measured."""
-    if not device.op_s:
+    if not device.matrix_s:
         return []
     return [
         f"  in an epoch work takes {device.pace:.2f} times as long as at these rates, the first call of an op "

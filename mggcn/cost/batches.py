@@ -37,8 +37,8 @@ CUT_S: Final = 4e-8
 """Seconds of a thread for an edge of a batch that ranks share, of which it takes its part, in both directions: about what
 drawing it takes (docs/notes/0036-batches.md)."""
 MATRIX_CALLS: Final = 3
-"""Calls of kernels as long as which Python takes to make one of a batch's matrices, on a host that was not measured: a
-batch of 8 took 1.8 ms, with its rows, where a call takes 0.09 (2 cores, AMD EPYC of family 25)."""
+"""Beginnings of ops as long as which Python takes to make one of a batch's matrices, on a host whose epochs were not
+measured: a batch of 8 took 1.8 ms, with its rows, where one takes 0.09 (2 cores, AMD EPYC of family 25)."""
 EAGER_S: Final = 2e-5
 """Seconds of a call of a GPU's step that is not captured: Python and the launch, an estimate. Beside an H200 eager epochs
 of PyG's GCN took 1.96 ms for 54 kernels, with autograd (bench/results/gpu_nvidia-h200_2026-11-26.md)."""
@@ -167,20 +167,13 @@ class BatchCost:
     def _paced_s(self, computing_s: float) -> float:
         """Return the seconds from a step to the next if all rows are here."""
         if self.cores:
-            return computing_s + self.lock_s + (self._taken_s(computing_s) if self.ahead else self.sample_s)
+            # A thread that draws takes half of the core of one that computes, for which the others wait: on two cores it
+            # takes twice its share (docs/notes/0036-batches.md), as long as if it drew before the step.
+            share = min(1.0, 2.0 / max(self.cores, 1.0)) if self.ahead else 1.0
+            return computing_s + self.lock_s + share * self.sample_s
         if not self.ahead:
             return computing_s + self.upload_s + self.sample_s + self.lock_s
         return max(self._beside(computing_s).values())
-
-    def _taken_s(self, computing_s: float) -> float:
-        """Return the seconds of a step that drawing beside it takes from it, on the same cores.
-
-        A thread that draws takes half of the core of one that computes, for which the others wait: on two cores it took
-        twice its share (docs/notes/0036-batches.md). Several draw at once as far as a batch takes longer than a step.
-        """
-        at_once = max(min(self.ahead, self.cores, self.sample_s / max(computing_s, 1e-9)), 1.0)
-        share = 1.0 / max(self.cores, 1.0)
-        return self.sample_s * max(share, min(1.0, 2.0 * share) / at_once)
 
     def limit(self, computing_s: float) -> str:
         """Return in words what sets the pace."""

@@ -108,7 +108,7 @@ class DeviceRates:
     """As `call_s`, of the first call of an op, or behind a wait: threads have gone to sleep meanwhile; 0: as any call."""
     matrix_s: float = 0.0
     """Seconds of Python on a host for each matrix of a batch, with all that a step on one takes beside ops and draws; 0: as
-    some calls (cost/batches.py)."""
+    some beginnings of ops (cost/batches.py)."""
     pace: float = 1.0
     """How many times as long work takes in an epoch as at these rates, which are those of kernels called one by one."""
     least_s: float = 0.0
@@ -308,7 +308,6 @@ def with_figures(machine: Machine, figures: Figures, threads: int, ranks: int, i
         gather=MeasuredGather(figures, item),
         row_s=0.0,
         gemm={**machine.device.gemm, **dense},
-        pace=1.0,  # it belongs to the rates that it was measured with
     )
     title = f"this machine ({threads} thread{'s' * (threads > 1)})"
     origin: Origin = "measured" if ranks == 1 else "partly"

@@ -123,7 +123,9 @@ def batch_cost(plan: RunPlan, machine: Machine) -> BatchCost | None:
         upload_s=sent / device.upload if device.upload else 0.0,
         ahead=config.sample.ahead,
         beside=padded,
-        lock_s=LOCK_S if device.upload else matrices * (device.matrix_s or MATRIX_CALLS * device.call_s),
+        lock_s=LOCK_S
+        if device.upload
+        else matrices * (device.matrix_s or MATRIX_CALLS * (device.op_s or device.call_s)),
         cores=0.0 if device.upload else device.cores / machine.sharing(len(plan.ranks)),
         relay=relay,
     )

@@ -63,6 +63,9 @@ PASSES: Final = ((2**20, 64), (2**22, 64), (2**24, 16), (2**25, 8), (2**27, 4))
 ROUNDS: Final = 2
 """Over all of them: what holds up a thread for milliseconds would meet all calls of a small pass."""
 CALLS: Final = 201
+"""Calls that are timed."""
+SWEPT: Final = 2**24
+"""Bytes that are passed over before a call that begins an op."""
 DENSE_ROWS: Final = 2**15
 """Rows of the dense products that are timed: as many as a layer's, so that their beginnings do not count."""
 DENSE_WIDTHS: Final = (16, 32, 64, 128, 256)
@@ -161,6 +164,7 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
         "gather": [[size, _digits(rate)] for size, rate in gather],
         "row_s": _digits(row_s),
         "call_s": _digits(call_seconds(backends["fp32"])),
+        "op_s": _digits(call_seconds(backends["fp32"], SWEPT)),  # unless epochs say more
         "gemm": {name: _digits(dense[item] or probes[name][1]) for item, name in ITEMS.items()},
         "gemm_rows": {name: dense_rates(backend, threads, "rows") for name, backend in backends.items()},
         "gemm_sums": {name: dense_rates(backend, threads, "sums") for name, backend in backends.items()},
@@ -168,10 +172,16 @@ def device_table(figures: Figures, threads: int) -> dict[str, Any]:
     }
 
 
-def call_seconds(backend: KernelBackend) -> float:
-    """Return the seconds of a call with next to no work right behind another one, as within an op, the median of CALLS."""
+def call_seconds(backend: KernelBackend, swept: int = 0) -> float:
+    """Return the seconds of a call with next to no work, the median of CALLS: right behind another one, as within an op, or
+    behind a pass over so many bytes.
+    """
     a, b, out = (torch.zeros(rows, 16, dtype=backend.dtype) for rows in (1, 16, 1))
-    return statistics.median(_called_s(backend, a, b, out) for _ in range(CALLS))
+    before, found = torch.zeros(swept // 4), list[float]()
+    for _ in range(CALLS):
+        before.add_(1.0)
+        found.append(_called_s(backend, a, b, out))
+    return statistics.median(found)
 
 
 def copy_rates(backend: KernelBackend, call_s: float, *, in_place: bool = False) -> list[tuple[float, float]]:

@@ -60,7 +60,7 @@ def test_stages_cost_what_their_items_cost(
     plans = [BroadcastPlan(rank, counts, tuple(nnz[rank].tolist()), (), False) for rank in range(ranks)]
     lists = [items_of(plan, reuse, along) for plan in plans]
     found = find_machine(machine)
-    device = dataclasses.replace(found.device, edge_s={"gat": (1e-8, 1e-9, 1e-10)})
+    device = dataclasses.replace(found.device, edge_s={"gat": (1e-8, 1e-9, 1e-10)}, op_s=3e-4, pace=1.25)
 
     def cost(lists: Sequence[Sequence[Item]]) -> Cost:
         return predict(dataclasses.replace(found, device=device), "gloo", lists)

@@ -30,7 +30,7 @@ from mggcn.planning.advice import require_pinned
 from mggcn.planning.batches import gather_threads
 from mggcn.planning.cost_text import summed_widths
 from mggcn.planning.op_cost import SMALL_ROWS, batch_cost, epoch_cost, epoch_threads, first_sums_s
-from mggcn.planning.op_work import items_by_op, program_items
+from mggcn.planning.op_work import items_by_op, program_items, stage_items
 from mggcn.planning.record import plan_from_dict, to_dict
 from tests.graphs import make_graph, on_ranks, pattern
 from tests.shapes import shape_of
@@ -449,6 +449,21 @@ def test_an_op_begins_once_and_behind_each_wait(ranks: int, strategy: Any) -> No
                 if isinstance(one, Work):
                     assert one.begins == int(asleep), op
                 asleep = not isinstance(one, Work) and (asleep or not isinstance(one, Send))
+
+
+def test_an_op_from_disk_begins_in_each_part() -> None:
+    """Fails if an op that runs once for each part of a stage's rows or columns begins once in all, or in none."""
+    graph = make_graph(pattern("random", 400, 5), num_features=70, num_classes=4, seed=5)
+    run = RunConfig(threads=1, capacity="disk", memory_limit=1)
+    plan, _ = plan_graph(Config(model=ModelConfig(kind="gcn", hidden=(64, 64)), run=run), graph)
+    [rank] = plan.ranks
+    assert rank.disk is not None
+    stages, several = rank.disk.programs["train"].stages, set[str]()
+    for stage in stages:
+        works = [item for item in stage_items(plan, rank, stage, 0, None) if isinstance(item, Work)]
+        assert sum(work.begins for work in works) == len(stage.parts) * len(stage.program.ops)
+        several |= {stage.how} if len(stage.parts) > 1 else set()
+    assert several == {"rows", "columns"}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
